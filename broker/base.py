@@ -1,0 +1,154 @@
+"""Ports of the queue side: the prefill queue and the registry, with the values they carry.
+
+Adapters: `broker/memory.py` (twin for tests), `broker/redis_queue.py` + `broker/redis_registry.py`.
+One contract test body runs over the memory twin, fakeredis, Redis 7 and Valkey.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdq.wire.types import Pair, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillJob:
+    """A request's unit of queued work. Packed as `pdq:{m}:job:<id>:<gen>`."""
+
+    request_id: str
+    gen: int
+    prompt_ids: bytes
+    generated_ids: bytes
+    sampling: SamplingParams
+    deadline_s: float
+    """From enqueue until the request's deadline; the queue turns it into Redis time."""
+    gateway: str
+    """Endpoint of the gateway's inbox."""
+    gateway_id: str
+    mode: str
+    tenant: str = ""
+    priority: int = 0
+    traceparent: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return (len(self.prompt_ids) + len(self.generated_ids)) // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLease:
+    """The right to work on a job until the lease runs out; fenced by owner and attempt."""
+
+    job: PrefillJob
+    entry_id: str
+    owner: str
+    pair: Pair
+    remaining_s: float
+    """Until the request's deadline, at the moment of the take."""
+    queue_wait_s: float
+    failures: int
+    """Crashes and engine failures so far; giving back doesn't count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadJob:
+    """A job that the queue itself ended (expired, orphaned, too many failures, payload lost): the client must be told."""
+
+    request_id: str
+    pair: Pair
+    gateway: str
+    gateway_id: str
+    reason: str
+    """`deadline`, `orphaned`, `max_attempts`, `payload_lost`."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    leases: tuple[JobLease, ...]
+    dead: tuple[DeadJob, ...]
+    """Ended on the way; the taker sends Failed to their gateways."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDepth:
+    queued: int
+    running: int
+    dead: int
+    oldest_wait_s: float
+
+
+class PrefillQueue(Protocol):
+    """All calls raise QueueUnavailable when the store refuses or can't be reached; nothing is half-written then."""
+
+    async def enqueue(self, job: PrefillJob) -> str:
+        """Adds the job once per (request_id, gen) and returns its entry id; a repeat returns the first one's id."""
+
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+        """Jobs in order of `due` while their tokens fit; an empty result when none fits or none waits."""
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Sleeps until something was enqueued or time is up; takes nothing. True when something came."""
+
+    async def renew(self, leases: tuple[JobLease, ...]) -> tuple[bool, ...]:
+        """False: this lease is lost (reaped, cancelled, settled); stop its work."""
+
+    async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
+        """Removes the job for good. False: it was not ours any more."""
+
+    async def give_back(self, lease: JobLease, *, failure: str | None) -> DeadJob | None:
+        """Back to its old place. With a failure it counts; too many make it a dead letter, which is returned."""
+
+    async def reap(self) -> tuple[DeadJob, ...]:
+        """Puts jobs with expired leases back to their place; those with too many failures become dead letters."""
+
+    async def cancel(self, request_id: str, gen: int) -> str | None:
+        """Right in every state, also before the enqueue. The owner (worker id) to notify, if there is one."""
+
+    async def depth(self) -> QueueDepth: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """What a process says of itself at each heartbeat: `pdq:{m}:worker:<id>`. Readable with HGETALL."""
+
+    worker_id: str
+    """`<role>-<host>-<pid>-<random>`: new at each process start (incarnation)."""
+    role: str
+    """`gateway`, `prefill` or `decode`."""
+    state: str
+    """`starting`, `ready` or `draining`."""
+    endpoint: str
+    """ZeroMQ inbox, `tcp://host:port`."""
+    model: str
+    fingerprint: str
+    """Of the KV layout and mode; P and D must be equal. Readable `key=value` pairs, so that a mismatch shows."""
+    tp_size: int = 1
+    engine_id: str = ""
+    epoch: str = ""
+    total_blocks: int = 0
+    free_blocks: int = 0
+    block_size: int = 0
+    running: int = 0
+    waiting: int = 0
+    parked: int = 0
+    http: str = ""
+    """Gateways: the address that clients use."""
+
+
+class Registry(Protocol):
+    async def heartbeat(self, record: WorkerRecord) -> bool:
+        """Writes the record with its TTL. True: this worker is asked to drain."""
+
+    async def workers(self) -> tuple[WorkerRecord, ...]:
+        """Live processes. A missing one is not proof of death: a Redis restart takes all of them at once."""
+
+    async def remove(self, worker_id: str) -> None: ...
+
+    async def ask_to_drain(self, worker_id: str) -> bool:
+        """False: no such worker."""
+
+    async def close(self) -> None: ...

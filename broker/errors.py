@@ -1,0 +1,29 @@
+"""Error family of the queue side. `code` is stable; only the gateway's OpenAI module maps codes to HTTP."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PipelineError(Exception):
+    """Something in the pipeline went wrong."""
+
+    code: ClassVar[str] = "pipeline_error"
+
+
+class QueueUnavailable(PipelineError):
+    """The queue's store can't be reached or refuses writes."""
+
+    code = "queue_unavailable"
+
+
+class PeerUnavailable(PipelineError):
+    """A peer process gave no answer in time."""
+
+    code = "peer_unavailable"
+
+
+class PeerError(PipelineError):
+    """A peer sent something that this version does not understand."""
+
+    code = "peer_error"

@@ -1,0 +1,122 @@
+"""The engine port: what a worker needs of an engine, and the values that cross it.
+
+Adapters: `engine/embedded` (its own process; runners `torch` and `sim`); vLLM follows.
+Token ids in, token ids out: an engine knows neither text nor HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdq.wire.types import KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+
+
+class EngineError(Exception):
+    """The engine can't start, or is gone. The worker gives its jobs back and stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillOnly:
+    """Compute the prompt's KV, discard the sampled token, hold the blocks until the reader is done or `release`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadKv:
+    """The prompt's KV is at P: read it before decoding."""
+
+    ticket: KvTicket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """`engine_request_id` is unique per (request, pair): a higher pair is a new request with new blocks."""
+
+    engine_request_id: str
+    request_id: str
+    pair: Pair
+    prompt_ids: bytes
+    generated_ids: bytes
+    """Already generated ids, counted by penalties and by min/max_tokens as generated; the KV covers both."""
+    sampling: SamplingParams
+    kv: PrefillOnly | LoadKv | None
+    """None: prefill and decode here (local mode, tests)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutput:
+    """What one step did for one request. After `finish` or `error` no more output comes for it."""
+
+    engine_request_id: str
+    token_ids: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish: str | None = None
+    """`stop` (EOS or a stop token, which is the last of token_ids), `length`, or `prefilled` (PrefillOnly)."""
+    stop_token_id: int | None = None
+    error: str | None = None
+    """`kv_transfer_failed: ...` or `engine_error: ...`; retryable elsewhere."""
+    ticket: KvTicket | None = None
+    """With `prefilled`."""
+    cached_tokens: int = 0
+    """With `finish`: prompt tokens found in the local prefix cache."""
+    transfer: TransferStats | None = None
+    """With `finish` at D: what was read from P."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    step: int
+    """Steps done so far; moves while the engine makes progress."""
+    total_blocks: int
+    free_blocks: int
+    running: int
+    waiting: int
+    """Not started, or waiting for remote KV."""
+    pinned: int
+    """Finished prefills whose blocks a reader may still need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    """One engine step. Also sent without outputs when blocks were released, and at least once a second."""
+
+    outputs: tuple[EngineOutput, ...]
+    released: tuple[str, ...]
+    """engine_request_ids whose blocks are free again, each exactly once, also after error and abort."""
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Known once the engine has started."""
+
+    engine_id: str
+    epoch: str
+    block_size: int
+    total_blocks: int
+    max_model_len: int
+    fingerprint: str
+    """Readable `key=value` pairs of all that must be equal on P and D."""
+    resume_exact: bool
+    logprobs: bool
+    prompt_logprobs: bool
+
+
+class Engine(Protocol):
+    async def start(self) -> EngineInfo:
+        """Raises EngineError with what to change."""
+
+    async def submit(self, request: EngineRequest) -> None: ...
+
+    def outputs(self) -> AsyncIterator[StepOutputs]:
+        """One item per step; ends after `stop`, raises EngineError when the engine process dies."""
+
+    async def abort(self, engine_request_id: str) -> None:
+        """Any state, also unknown or finished. No output follows; `released` does, once no peer can touch the blocks."""
+
+    async def release(self, engine_request_id: str) -> None:
+        """A finished prefill that nobody will read: free its blocks as soon as no reader is active."""
+
+    async def stop(self) -> None: ...
