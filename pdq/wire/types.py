@@ -38,7 +38,7 @@ def num_ids(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pair:
-    """Which try of a request this is, ordered: `gen` is minted by the gateway, `attempt` by each take from the queue."""
+    """Which try of a request this is, ordered: the gateway mints `gen`, each take from the queue mints `attempt`."""
 
     gen: int
     attempt: int
