@@ -3,6 +3,7 @@
 | message | from -> to | answer |
 |---|---|---|
 | KvReady | P -> D | Accepted, Busy, Gone |
+| Room | D -> P that was told Busy | - |
 | Admit | D -> gateway | Go, Gone |
 | Cancel | gateway or P -> P, D | Cancelled |
 | Failed | P, D, reaper -> gateway | Ack |
@@ -56,6 +57,14 @@ class Busy:
 
     request_id: str
     pair: Pair
+    free_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """To a P that was told Busy: offer again what you have parked."""
+
+    worker: str
     free_tokens: int
 
 
@@ -193,6 +202,7 @@ Notice = (
     KvReady
     | Accepted
     | Busy
+    | Room
     | Gone
     | Admit
     | Go

@@ -1,0 +1,67 @@
+"""The jobs that this worker holds, and what they take of its room."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from broker.base import JobLease
+from engine.base import EngineOutput
+
+
+class Phase(Enum):
+    COMPUTING = "computing"
+    OFFERING = "offering"
+    PARKED = "parked"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeldJob:
+    """One leased job. `task` runs it; cancelling the task drops the job without touching the queue."""
+
+    lease: JobLease
+    phase: Phase = Phase.COMPUTING
+    task: asyncio.Task[None] | None = None
+    prefilled: asyncio.Future[EngineOutput] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def engine_request_id(self) -> str:
+        return f"{self.lease.job.request_id}:{self.lease.pair.gen}:{self.lease.pair.attempt}"
+
+    @property
+    def num_tokens(self) -> int:
+        return self.lease.job.num_tokens
+
+
+class HeldJobs:
+    """By engine request id."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, HeldJob] = {}
+
+    def add(self, held: HeldJob) -> None:
+        self._jobs[held.engine_request_id] = held
+
+    def remove(self, held: HeldJob) -> None:
+        self._jobs.pop(held.engine_request_id, None)
+
+    def get(self, engine_request_id: str) -> HeldJob | None:
+        return self._jobs.get(engine_request_id)
+
+    def of_request(self, request_id: str) -> list[HeldJob]:
+        return [held for held in self._jobs.values() if held.lease.job.request_id == request_id]
+
+    def all(self) -> list[HeldJob]:
+        return list(self._jobs.values())
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def computing_tokens(self) -> int:
+        return sum(held.num_tokens for held in self._jobs.values() if held.phase is Phase.COMPUTING)
+
+    @property
+    def num_parked(self) -> int:
+        return sum(1 for held in self._jobs.values() if held.phase is Phase.PARKED)
