@@ -1,0 +1,127 @@
+"""kv_transfer_params <-> typed values: the only place that knows that dict.
+
+P's request:   do_remote_decode=True,  pdq_transfer_id, pdq_gen, pdq_attempt
+P's answer and
+D's request:   do_remote_prefill=True, pdq_transfer_id, pdq_gen, pdq_attempt, pdq_engine_id, pdq_epoch, pdq_host,
+               pdq_port, pdq_tp_size, pdq_block_size, pdq_num_tokens, pdq_block_ids (list of int)
+All values survive JSON. `do_*` are vLLM's own keys, the others are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdq.wire.types import KvTicket, Pair, pack_ids, unpack_ids
+
+
+class ParamsError(ValueError):
+    """The dict is not one of ours; the text names the key, what it holds and what it should hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullProducer:
+    """Compute the prompt and keep its blocks until a reader has them."""
+
+    transfer_id: str
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullConsumer:
+    """The prompt's KV is at P: read it."""
+
+    ticket: KvTicket
+
+
+KvParams = PullProducer | PullConsumer
+
+
+def parse(params: Mapping[str, object] | None) -> KvParams | None:
+    """None: the request has nothing to do with KV transfer. Raises ParamsError."""
+    if not params:
+        return None
+    prefill, decode = bool(params.get("do_remote_prefill")), bool(params.get("do_remote_decode"))
+    if prefill and decode:
+        raise ParamsError("do_remote_prefill and do_remote_decode are both set: give one")
+    if decode:
+        return PullProducer(transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params))
+    if prefill:
+        return PullConsumer(ticket=ticket_from_params(params))
+    return None
+
+
+def params_of(value: KvParams) -> dict[str, object]:
+    """Inverse of `parse`."""
+    if isinstance(value, PullConsumer):
+        return params_from_ticket(value.ticket)
+    return {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "pdq_transfer_id": value.transfer_id,
+        "pdq_gen": value.pair.gen,
+        "pdq_attempt": value.pair.attempt,
+    }
+
+
+def params_from_ticket(ticket: KvTicket) -> dict[str, object]:
+    """What P's engine returns and D's engine is given."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "pdq_transfer_id": ticket.transfer_id,
+        "pdq_gen": ticket.pair.gen,
+        "pdq_attempt": ticket.pair.attempt,
+        "pdq_engine_id": ticket.engine_id,
+        "pdq_epoch": ticket.epoch,
+        "pdq_host": ticket.host,
+        "pdq_port": ticket.port,
+        "pdq_tp_size": ticket.tp_size,
+        "pdq_block_size": ticket.block_size,
+        "pdq_num_tokens": ticket.num_tokens,
+        "pdq_block_ids": unpack_ids(ticket.block_ids),
+    }
+
+
+def ticket_from_params(params: Mapping[str, object]) -> KvTicket:
+    """Raises ParamsError, also when the block list does not cover the tokens."""
+    block_ids = params.get("pdq_block_ids")
+    if not isinstance(block_ids, list | tuple) or not all(type(i) is int and 0 <= i < 2**32 for i in block_ids):
+        raise ParamsError("pdq_block_ids: expected a list of block ids")
+    ticket = KvTicket(
+        transfer_id=_text(params, "pdq_transfer_id"),
+        pair=_pair(params),
+        engine_id=_text(params, "pdq_engine_id"),
+        epoch=_text(params, "pdq_epoch"),
+        host=_text(params, "pdq_host"),
+        port=_number(params, "pdq_port", 1),
+        tp_size=_number(params, "pdq_tp_size", 1),
+        block_size=_number(params, "pdq_block_size", 1),
+        num_tokens=_number(params, "pdq_num_tokens", 1),
+        block_ids=pack_ids(block_ids),
+    )
+    needed = -(-ticket.num_tokens // ticket.block_size)
+    if len(block_ids) != needed:
+        raise ParamsError(
+            f"pdq_block_ids: {len(block_ids)} blocks, but {ticket.num_tokens} tokens"
+            f" in blocks of {ticket.block_size} are {needed}"
+        )
+    return ticket
+
+
+def _pair(params: Mapping[str, object]) -> Pair:
+    return Pair(gen=_number(params, "pdq_gen", 0), attempt=_number(params, "pdq_attempt", 0))
+
+
+def _text(params: Mapping[str, object], key: str) -> str:
+    value = params.get(key)
+    if not isinstance(value, str) or not value:
+        raise ParamsError(f"{key}: expected a text, got {value!r}")
+    return value
+
+
+def _number(params: Mapping[str, object], key: str, least: int) -> int:
+    value = params.get(key)
+    if type(value) is not int or value < least:
+        raise ParamsError(f"{key}: expected a number from {least} on, got {value!r}")
+    return value

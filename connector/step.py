@@ -1,0 +1,70 @@
+"""What the two halves of one engine tell each other: step metadata down, transfer results up. Picklable data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdq.wire.types import KvTicket, Pair, TransferStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """P: a prefill has begun whose KV somebody will read. Known early, so that no reader comes too early."""
+
+    engine_request_id: str
+    transfer_id: str
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """D: read the ticket's blocks from `first_block` on into `block_ids`."""
+
+    engine_request_id: str
+    ticket: KvTicket
+    block_ids: tuple[int, ...]
+    """All blocks of the request, in order: entry i holds the same tokens as the ticket's entry i."""
+    first_block: int
+    """Entries before it are valid already (local prefix hit)."""
+    failed: str | None = None
+    """Not None: the transfer can't succeed; report it failed with this reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeta:
+    """From the scheduler half to every worker half, each step. Empty in most steps."""
+
+    expected: tuple[Expect, ...] = ()
+    pinned: tuple[str, ...] = ()
+    """P: engine_request_ids whose prefill has ended: blocks stay until reported in `finished_sending`."""
+    forgotten: tuple[str, ...] = ()
+    """P: expected, but ended without KV (aborted, failed). Never reported."""
+    released: tuple[str, ...] = ()
+    """P: pinned, but nobody will come: free as soon as no reader is active."""
+    loads: tuple[Load, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    """D: loads that nobody waits for any more; still reported in `finished_recving`, once drained."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.expected or self.pinned or self.forgotten or self.released or self.loads or self.cancelled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferResults:
+    """What a worker half has to report. Each id appears exactly once over the half's life."""
+
+    finished_sending: frozenset[str] = frozenset()
+    """P: no reader needs the blocks any more."""
+    finished_recving: frozenset[str] = frozenset()
+    """D: nothing writes the blocks any more: loaded, failed or cancelled."""
+    failed_recving: dict[str, str] = field(default_factory=dict)
+    """D: those of `finished_recving` whose blocks are not valid, with the reason."""
+    stats: dict[str, TransferStats] = field(default_factory=dict)
+    """D: of those loaded."""
+    fatal: str | None = None
+    """Not None: the half can't give blocks back safely any more; the worker must drain and restart."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.finished_sending or self.finished_recving or self.fatal)
