@@ -53,7 +53,10 @@ class JobLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadJob:
-    """A job that the queue itself ended (expired, orphaned, too many failures, payload lost): the client must be told."""
+    """A job that the queue itself ended (expired, orphaned, too many failures, payload lost).
+
+    The client must be told.
+    """
 
     request_id: str
     pair: Pair

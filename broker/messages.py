@@ -70,7 +70,10 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """This pair has no right to go on (cancelled, expired, answered, or a higher pair exists): drop it and free its KV."""
+    """This pair has no right to go on: drop it and free its KV.
+
+    It was cancelled, has expired, was answered, or a higher pair exists.
+    """
 
     request_id: str
     pair: Pair
@@ -168,7 +171,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deltas:
-    """One engine step's news for one gateway, or an idle sign of life (no items). Numbered per (D process, gateway process)."""
+    """One engine step's news for one gateway, or an idle sign of life (no items).
+
+    Numbered per (D process, gateway process).
+    """
 
     worker: str
     frame: int

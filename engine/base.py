@@ -114,7 +114,10 @@ class Engine(Protocol):
         """One item per step; ends after `stop`, raises EngineError when the engine process dies."""
 
     async def abort(self, engine_request_id: str) -> None:
-        """Any state, also unknown or finished. No output follows; `released` does, once no peer can touch the blocks."""
+        """Any state, also unknown or finished.
+
+        No output follows; `released` does, once no peer can touch the blocks.
+        """
 
     async def release(self, engine_request_id: str) -> None:
         """A finished prefill that nobody will read: free its blocks as soon as no reader is active."""

@@ -1,0 +1,14 @@
+"""Names of processes: new at each start, so that a restarted worker is never taken for its former self."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+
+
+def worker_id(role: str) -> str:
+    """`<role>-<host>-<pid>-<random>`, in letters, digits, `.`, `_` and `-` only."""
+    host = re.sub(r"[^A-Za-z0-9._]", "_", socket.gethostname().split(".")[0]) or "host"
+    return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(3)}"

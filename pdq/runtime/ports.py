@@ -1,0 +1,67 @@
+"""Fixed ports are tried before anything starts: a taken one is named with its setting and its holder."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import psutil
+
+from pdq.runtime.errors import PortTaken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPort:
+    """A port that a setting fixes; 0 (the system chooses) is always fine."""
+
+    host: str
+    port: int
+    setting: str
+    """Name of the setting to change, as in `--http-port`."""
+
+
+def check_ports(ports: Iterable[FixedPort]) -> None:
+    """Binds and listens on each for a moment. Raises PortTaken with number, setting and holder."""
+    for port in ports:
+        check_port(port)
+
+
+def check_port(wanted: FixedPort) -> None:
+    """As `check_ports`, for one."""
+    if wanted.port == 0:
+        return
+    host = wanted.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: TIME_WAIT is no obstacle
+        try:
+            probe.bind(("" if host == "*" else host, wanted.port))
+            probe.listen(1)
+        except (OSError, OverflowError) as error:
+            raise PortTaken(_message(wanted, error)) from error
+
+
+def _message(wanted: FixedPort, error: OSError | OverflowError) -> str:
+    where = f"port {wanted.port} on {wanted.host} ({wanted.setting})"
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        return f"{where} is taken by {holder_of(wanted.port)}; stop it or choose another {wanted.setting}"
+    return f"{where} can't be used: {error}; choose another one"
+
+
+def holder_of(port: int) -> str:
+    """`name (pid N): command line` of the process that listens on this port, as far as this user may see it."""
+    try:
+        listeners = [
+            c
+            for c in psutil.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr[1] == port
+        ]
+        for connection in listeners:
+            if connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"{process.name()} (pid {process.pid}): {' '.join(process.cmdline())[:120]}"
+    except psutil.Error:
+        pass
+    return "a process that this user can't see"
