@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,29 +16,43 @@ from broker.errors import QueueUnavailable
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipSettings:
-    heartbeat_s: float = field(default=1.0, metadata={"help": "how often a process writes its record to the registry"})
+class RegistryView:
+    """The other processes as of the last refresh."""
+
+    def __init__(self) -> None:
+        self.workers: tuple[WorkerRecord, ...] = ()
+        self.is_current = False
+        """False while the registry can't be reached."""
+
+    def of_role(self, role: str) -> tuple[WorkerRecord, ...]:
+        return tuple(worker for worker in self.workers if worker.role == role)
 
 
 class Membership:
-    """One task (`run`) beats and refreshes the view; everybody else reads `workers`."""
+    """One task (`run`) beats and refreshes the view; everybody else reads the view."""
 
-    def __init__(self, registry: Registry, settings: MembershipSettings, record: Callable[[], WorkerRecord]) -> None:
-        """`record` is called at each beat and says what is true now."""
+    def __init__(
+        self,
+        registry: Registry,
+        view: RegistryView,
+        *,
+        heartbeat_s: float,
+        record: Callable[[], WorkerRecord],
+        on_drain: Callable[[], None],
+    ) -> None:
+        """`record` is called at each beat and says what is true now; `on_drain` when the registry asks to drain."""
         self._registry = registry
-        self._settings = settings
+        self._view = view
+        self._heartbeat_s = heartbeat_s
         self._record = record
-        self.workers: tuple[WorkerRecord, ...] = ()
-        self.is_connected = False
-        self.drain_requested = asyncio.Event()
+        self._on_drain = on_drain
 
     async def beat(self) -> None:
         """One heartbeat. Raises QueueUnavailable."""
         if await self._registry.heartbeat(self._record()):
-            self.drain_requested.set()
-        self.workers = await self._registry.workers()
-        self.is_connected = True
+            self._on_drain()
+        self._view.workers = await self._registry.workers()
+        self._view.is_current = True
 
     async def run(self) -> None:
         """Beats until cancelled; an unreachable registry is logged once and tried again."""
@@ -47,10 +60,10 @@ class Membership:
             try:
                 await self.beat()
             except QueueUnavailable as exc:
-                if self.is_connected:
+                if self._view.is_current:
                     log.warning("registry_unavailable", error=str(exc))
-                self.is_connected = False
-            await asyncio.sleep(self._settings.heartbeat_s)
+                self._view.is_current = False
+            await asyncio.sleep(self._heartbeat_s)
 
     async def leave(self) -> None:
         """Takes this process out of the registry; an unreachable registry forgets it after its TTL."""
@@ -58,6 +71,3 @@ class Membership:
             await self._registry.remove(self._record().worker_id)
         except QueueUnavailable as exc:
             log.warning("registry_unavailable", error=str(exc))
-
-    def of_role(self, role: str) -> tuple[WorkerRecord, ...]:
-        return tuple(worker for worker in self.workers if worker.role == role)

@@ -38,6 +38,9 @@ class KvLedger:
         self._promised_blocks -= blocks
         return True
 
+    def holds(self, engine_request_id: str) -> bool:
+        return engine_request_id in self._promised
+
     @property
     def free_blocks(self) -> int:
         return self._total_blocks - self._promised_blocks
@@ -45,6 +48,10 @@ class KvLedger:
     @property
     def free_tokens(self) -> int:
         return self.free_blocks * self._block_size
+
+    @property
+    def total_tokens(self) -> int:
+        return self._total_blocks * self._block_size
 
     @property
     def is_empty(self) -> bool:

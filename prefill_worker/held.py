@@ -21,6 +21,8 @@ class HeldJob:
     """One leased job. `task` runs it; cancelling the task drops the job without touching the queue."""
 
     lease: JobLease
+    taken_at: float
+    """Monotonic seconds."""
     phase: Phase = Phase.COMPUTING
     task: asyncio.Task[None] | None = None
     prefilled: asyncio.Future[EngineOutput] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -28,6 +30,10 @@ class HeldJob:
     @property
     def engine_request_id(self) -> str:
         return f"{self.lease.job.request_id}:{self.lease.pair.gen}:{self.lease.pair.attempt}"
+
+    def remaining_s(self, now: float) -> float:
+        """Until the request's deadline."""
+        return max(0.0, self.lease.remaining_s - (now - self.taken_at))
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,8 @@ class PrefillWorkerSettings:
         metadata={"help": "prompt tokens computed at once: more jobs are taken while the running ones are fewer"},
     )
     park_limit: int = field(
-        default=8, metadata={"help": "finished prefills that may wait for a decode worker; at the limit nothing is taken"}
+        default=8,
+        metadata={"help": "finished prefills that may wait for a decode worker; then nothing is taken"},
     )
     park_s: float = field(
         default=30.0, metadata={"help": "how long a finished prefill waits for a decode worker before it is given back"}
@@ -22,7 +23,4 @@ class PrefillWorkerSettings:
     )
     prefill_stall_s: float = field(
         default=10.0, metadata={"help": "an engine without progress for this long loses its jobs"}
-    )
-    prefill_drain_s: float = field(
-        default=30.0, metadata={"help": "how long a draining worker may finish what it holds"}
     )

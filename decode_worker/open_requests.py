@@ -1,0 +1,89 @@
+"""The open requests with what hangs on each: table entry, engine request, promised room. All ends are here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import structlog
+from broker.links import NoticePeers
+
+from broker.messages import Failed
+from broker.notice_settings import NoticeSettings
+from decode_worker.requests import DecodeRequest, RequestTable
+from engine.base import Engine
+
+log = structlog.get_logger(__name__)
+
+
+class OpenRequests:
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        table: RequestTable,
+        engine: Engine,
+        peers: NoticePeers,
+        notice_settings: NoticeSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._worker_id = worker_id
+        self._engine = engine
+        self._peers = peers
+        self._notices = notice_settings
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.table = table
+
+    def finish(self, request: DecodeRequest) -> None:
+        """Its last delta is on the link."""
+        self.table.close(request, self._clock())
+
+    def fail(self, request: DecodeRequest, error: str) -> None:
+        """The engine gave it up; the gateway decides whether it goes on elsewhere. `error` is `code: detail`."""
+        log.warning("decode_failed", request_id=request.ready.request_id, pair=str(request.ready.pair), error=error)
+        code, _, detail = error.partition(": ")
+        self.table.close(request, self._clock(), gone=error)
+        self.spawn(self._send_failed(request, code=code, detail=detail))
+
+    def abort(self, request: DecodeRequest, *, reason: str | None) -> None:
+        """With a reason, a repeated KvReady of this pair is answered Gone; without, it may start anew."""
+        self.table.close(request, self._clock(), gone=reason)
+        self.spawn(self._engine.abort(request.engine_request_id))
+
+    async def fail_all(self, detail: str) -> None:
+        """This worker ends: every open request is continued elsewhere."""
+        requests = self.table.all()
+        for request in requests:
+            self.table.close(request, self._clock(), gone=detail)
+        await asyncio.gather(
+            *(self._send_failed(request, code="worker_stopped", detail=detail) for request in requests)
+        )
+
+    def spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Runs to its end beside the loops; a crash is logged."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    async def _send_failed(self, request: DecodeRequest, *, code: str, detail: str) -> None:
+        ready = request.ready
+        failed = Failed(
+            request_id=ready.request_id,
+            pair=ready.pair,
+            worker=self._worker_id,
+            code=code,
+            detail=detail,
+            retryable=True,
+        )
+        try:
+            await self._peers.request(
+                ready.gateway, failed, timeout_s=self._notices.notice_ack_s, tries=self._notices.notice_tries
+            )
+        except TimeoutError:
+            log.warning("gateway_silent", request_id=ready.request_id, gateway=ready.gateway)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("request_task_crashed", error=repr(error))

@@ -1,0 +1,144 @@
+"""The requests of a decode worker as a state table. Pure: events in, actions out, `now` is an argument.
+
+ADMITTING --go--> RUNNING --finish | fail | cancel--> (answered)
+ADMITTING --gone | fail | cancel--> (answered)
+
+An answered pair is remembered, so that a repeated KvReady gets its answer again instead of a second decode.
+For one request at most one pair is alive: a higher one replaces it, a lower one is Gone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from broker.messages import Accepted, Delta, Gone, KvReady
+from pdq.wire.types import Pair
+
+
+class State(Enum):
+    ADMITTING = auto()
+    RUNNING = auto()
+
+
+class Verdict(Enum):
+    """What a KvReady is."""
+
+    NEW = auto()
+    ADMITTING = auto()
+    """A repeat of one that is being admitted: answer when it is decided."""
+    ANSWERED = auto()
+    """Answer as before."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DecodeRequest:
+    ready: KvReady
+    state: State = State.ADMITTING
+    next_seq: int = 0
+    held_back: list[Delta] = field(default_factory=list)
+    """Deltas that came before Go."""
+
+    @property
+    def engine_request_id(self) -> str:
+        return f"{self.ready.request_id}:{self.ready.pair.gen}:{self.ready.pair.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    message: Accepted | Gone
+    forget_at: float
+
+
+class RequestTable:
+    def __init__(self, *, answer_memory_s: float) -> None:
+        self._answer_memory_s = answer_memory_s
+        self._by_request: dict[str, DecodeRequest] = {}
+        self._by_engine_id: dict[str, DecodeRequest] = {}
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+
+    def classify(self, ready: KvReady, now: float) -> tuple[Verdict, Accepted | Gone | None]:
+        """Reads only, but for forgetting old answers. An answer comes with ANSWERED."""
+        self._forget(now)
+        current = self._by_request.get(ready.request_id)
+        if current is not None and ready.pair <= current.ready.pair:
+            if ready.pair < current.ready.pair:
+                return Verdict.ANSWERED, _gone(ready, "a higher pair is here")
+            if current.state is State.ADMITTING:
+                return Verdict.ADMITTING, None
+            return Verdict.ANSWERED, Accepted(request_id=ready.request_id, pair=ready.pair)
+        answer = self._answers.get(ready.request_id)
+        if answer is not None and ready.pair <= answer.message.pair:
+            if ready.pair == answer.message.pair:
+                return Verdict.ANSWERED, answer.message
+            return Verdict.ANSWERED, _gone(ready, "a higher pair was here")
+        return Verdict.NEW, None
+
+    def open(self, ready: KvReady) -> tuple[DecodeRequest, DecodeRequest | None]:
+        """Starts a NEW one. Also returns the lower pair that it replaces: abort that in the engine."""
+        replaced = self._by_request.get(ready.request_id)
+        if replaced is not None:
+            del self._by_engine_id[replaced.engine_request_id]
+        request = DecodeRequest(ready=ready)
+        self._by_request[ready.request_id] = request
+        self._by_engine_id[request.engine_request_id] = request
+        return request, replaced
+
+    def is_open(self, request: DecodeRequest) -> bool:
+        return self._by_engine_id.get(request.engine_request_id) is request
+
+    def go(self, request: DecodeRequest, now: float) -> list[Delta]:
+        """Admitted. Returns the deltas that were held back."""
+        if request.state is not State.ADMITTING:
+            raise ValueError(f"{request.engine_request_id} was admitted before")
+        request.state = State.RUNNING
+        self._remember(Accepted(request_id=request.ready.request_id, pair=request.ready.pair), now)
+        held_back, request.held_back = request.held_back, []
+        return held_back
+
+    def close(self, request: DecodeRequest, now: float, *, gone: str | None = None) -> None:
+        """Finished, failed or cancelled; `gone` is the answer for repeats when it never ran."""
+        self._by_engine_id.pop(request.engine_request_id, None)
+        if self._by_request.get(request.ready.request_id) is request:
+            del self._by_request[request.ready.request_id]
+        if gone is not None:
+            self._remember(_gone(request.ready, gone), now)
+
+    def by_engine_id(self, engine_request_id: str) -> DecodeRequest | None:
+        return self._by_engine_id.get(engine_request_id)
+
+    def by_request_id(self, request_id: str) -> DecodeRequest | None:
+        return self._by_request.get(request_id)
+
+    def bar(self, request_id: str, pair: Pair, now: float, reason: str) -> None:
+        """Cancelled before it came: a KvReady of this or a lower pair is Gone."""
+        self._remember(Gone(request_id=request_id, pair=pair, reason=reason), now)
+
+    def of_gateway(self, endpoint: str) -> list[DecodeRequest]:
+        return [request for request in self._by_request.values() if request.ready.gateway == endpoint]
+
+    def all(self) -> list[DecodeRequest]:
+        return list(self._by_request.values())
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def _remember(self, answer: Accepted | Gone, now: float) -> None:
+        """The highest pair's answer stays: a cancel bars all lower pairs, also one that is closed after it."""
+        known = self._answers.get(answer.request_id)
+        if known is not None and known.message.pair > answer.pair:
+            return
+        self._answers[answer.request_id] = _Answer(message=answer, forget_at=now + self._answer_memory_s)
+        self._answers.move_to_end(answer.request_id)
+
+    def _forget(self, now: float) -> None:
+        while self._answers:
+            oldest = next(iter(self._answers.values()))
+            if oldest.forget_at > now:
+                return
+            self._answers.popitem(last=False)
+
+
+def _gone(ready: KvReady, reason: str) -> Gone:
+    return Gone(request_id=ready.request_id, pair=ready.pair, reason=reason)

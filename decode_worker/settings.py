@@ -1,0 +1,16 @@
+"""All settings of a decode worker process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeWorkerSettings:
+    expected_output_tokens: int = field(
+        default=256,
+        metadata={"help": "output tokens promised room at admission (fewer when max_tokens is less); more may preempt"},
+    )
+    answer_memory_s: float = field(
+        default=20.0, metadata={"help": "how long a given answer is remembered for a repeated KvReady"}
+    )

@@ -1,0 +1,66 @@
+"""Hop 8: each engine step's tokens, as one frame per gateway."""
+
+from __future__ import annotations
+
+from broker.links import DeltaSender
+
+from broker.messages import DecodeStats, Delta
+from decode_worker.open_requests import OpenRequests
+from decode_worker.requests import DecodeRequest, State
+from engine.base import EngineOutput, StepOutputs
+from pdq.wire.types import num_ids
+
+
+class TokenStream:
+    def __init__(self, *, requests: OpenRequests, deltas: DeltaSender) -> None:
+        self._requests = requests
+        self._table = requests.table
+        self._deltas = deltas
+        self._step = 0
+
+    def on_step(self, step: StepOutputs) -> None:
+        """Tokens of requests without Go are held back in the table."""
+        self._step = step.stats.step
+        frames: dict[str, list[Delta]] = {}
+        for output in step.outputs:
+            request = self._table.by_engine_id(output.engine_request_id)
+            if request is None:
+                continue
+            if output.error is not None:
+                self._requests.fail(request, output.error)
+                continue
+            delta = _delta(request, output)
+            if request.state is State.ADMITTING:
+                request.held_back.append(delta)
+                continue
+            frames.setdefault(request.ready.gateway, []).append(delta)
+            if delta.finish is not None:
+                self._requests.finish(request)
+        for gateway, deltas in frames.items():
+            self._deltas.push(gateway, self._step, deltas)
+
+    def on_go(self, request: DecodeRequest, held_back: list[Delta]) -> None:
+        """The request was admitted: what came before Go leaves first."""
+        if not held_back:
+            return
+        self._deltas.push(request.ready.gateway, self._step, held_back)
+        if held_back[-1].finish is not None:
+            self._requests.finish(request)
+
+
+def _delta(request: DecodeRequest, output: EngineOutput) -> Delta:
+    stats = None
+    if output.finish is not None:
+        stats = DecodeStats(cached_tokens=output.cached_tokens, transfer=output.transfer)
+    delta = Delta(
+        request_id=request.ready.request_id,
+        pair=request.ready.pair,
+        seq=request.next_seq,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish=output.finish,
+        stop_token_id=output.stop_token_id,
+        stats=stats,
+    )
+    request.next_seq += num_ids(output.token_ids)
+    return delta

@@ -1,0 +1,121 @@
+"""Hop 5: offering a finished prefill to decode workers until one takes it. One call per job."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+from broker.links import NoticePeers
+
+from broker import placement
+from broker.base import WorkerRecord
+from broker.membership import RegistryView
+from broker.messages import Accepted, Busy, Gone, KvReady
+from broker.notice_settings import NoticeSettings
+from prefill_worker.held import HeldJob, Phase
+from prefill_worker.settings import PrefillWorkerSettings
+
+log = structlog.get_logger(__name__)
+
+
+class Outcome(Enum):
+    ACCEPTED = "accepted"
+    GONE = "gone"
+    NO_ROOM = "no_room"
+    """No decode worker took it within park_s: give the job back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverResult:
+    outcome: Outcome
+    decode_worker: str = ""
+    reason: str = ""
+
+
+class Handover:
+    """Offers prefills; remembers what it promised to each decode worker since that worker's last heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        peers: NoticePeers,
+        view: RegistryView,
+        settings: NoticeSettings,
+        worker_settings: PrefillWorkerSettings,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._peers = peers
+        self._view = view
+        self._settings = settings
+        self._worker_settings = worker_settings
+        self._clock = clock
+        self._rng = rng
+        self._room = asyncio.Event()
+        self._promised: dict[str, int] = {}
+        self._promised_view: tuple[WorkerRecord, ...] = ()
+
+    def on_room(self) -> None:
+        """Some decode worker has room again: wake every parked job."""
+        self._room.set()
+
+    async def offer(self, held: HeldJob, ready: KvReady) -> HandoverResult:
+        """Returns when a decode worker accepted, the gateway said Gone, or park_s passed with every one busy."""
+        give_up_at = self._clock() + self._worker_settings.park_s
+        while True:
+            result = await self._offer_once(held, ready)
+            if result is not None:
+                return result
+            remaining_s = give_up_at - self._clock()
+            if remaining_s <= 0:
+                return HandoverResult(outcome=Outcome.NO_ROOM)
+            held.phase = Phase.PARKED
+            await self._wait_for_room(min(remaining_s, self._worker_settings.park_retry_s))
+
+    async def _offer_once(self, held: HeldJob, ready: KvReady) -> HandoverResult | None:
+        """Every ready decode worker once, best first; None when all were busy or silent."""
+        held.phase = Phase.OFFERING
+        self._room.clear()
+        tokens = held.num_tokens
+        candidates = [worker for worker in self._view.of_role("decode") if worker.state == "ready"]
+        while candidates:
+            target = placement.choose(candidates, tokens, self._promises(), self._rng)
+            if target is None:
+                return None
+            candidates.remove(target)
+            try:
+                answer = await self._peers.request(
+                    target.endpoint, ready, timeout_s=self._settings.notice_ack_s, tries=self._settings.notice_tries
+                )
+            except TimeoutError:
+                log.warning("decode_worker_silent", request_id=ready.request_id, worker=target.worker_id)
+                continue
+            match answer:
+                case Accepted():
+                    self._promised[target.worker_id] = self._promised.get(target.worker_id, 0) + tokens
+                    return HandoverResult(outcome=Outcome.ACCEPTED, decode_worker=target.worker_id)
+                case Gone(reason=reason):
+                    return HandoverResult(outcome=Outcome.GONE, reason=reason)
+                case Busy(free_tokens=free_tokens):
+                    log.debug("decode_worker_busy", request_id=ready.request_id, free_tokens=free_tokens)
+                case _:
+                    log.warning("unexpected_answer", request_id=ready.request_id, kind=type(answer).__name__)
+        return None
+
+    def _promises(self) -> dict[str, int]:
+        """Tokens promised per worker since the view's last refresh: its own numbers cover what came before."""
+        if self._promised_view is not self._view.workers:
+            self._promised_view = self._view.workers
+            self._promised.clear()
+        return self._promised
+
+    async def _wait_for_room(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._room.wait()
+        except TimeoutError:
+            pass

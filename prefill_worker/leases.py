@@ -1,0 +1,112 @@
+"""Keeps the leases of held jobs alive, and puts other workers' expired ones back.
+
+Renewal is tied to progress: while a job computes, the engine must have moved since `prefill_stall_s`; a heartbeat alone
+would keep the job of a hung engine for ever. After Redis was away, what is held is renewed first and nothing is reaped
+for one lease: everybody's leases look expired then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from broker.base import DeadJob, PrefillQueue
+from broker.errors import QueueUnavailable
+from prefill_worker.held import HeldJob, HeldJobs, Phase
+
+log = structlog.get_logger(__name__)
+
+
+class Progress:
+    """When the engine's step counter last moved, or had nothing to do."""
+
+    def __init__(self, now: float) -> None:
+        self._step: int | None = None
+        self._moved_at = now
+
+    def observe(self, step: int, *, is_idle: bool, now: float) -> None:
+        if is_idle or step != self._step:
+            self._step = step
+            self._moved_at = now
+
+    def stood_still_s(self, now: float) -> float:
+        return now - self._moved_at
+
+
+class LeaseKeeper:
+    def __init__(
+        self,
+        *,
+        queue: PrefillQueue,
+        held_jobs: HeldJobs,
+        progress: Progress,
+        lease_s: float,
+        stall_s: float,
+        on_dead: Callable[[DeadJob], Awaitable[None]],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._queue = queue
+        self._held_jobs = held_jobs
+        self._progress = progress
+        self._lease_s = lease_s
+        self._stall_s = stall_s
+        self._on_dead = on_dead
+        self._clock = clock
+        self._rng = rng
+        self._reap_not_before = clock() + lease_s
+
+    async def run_renewals(self) -> None:
+        """Every third of a lease, until cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            try:
+                await self.renew_all()
+            except QueueUnavailable as exc:
+                log.warning("renewal_failed", error=str(exc), jobs=len(self._held_jobs))
+                self._reap_not_before = self._clock() + self._lease_s
+
+    async def renew_all(self) -> None:
+        """One round. A lost lease cancels its job; a stalled engine's jobs are given back as failures."""
+        is_stalled = self._progress.stood_still_s(self._clock()) > self._stall_s
+        renewable: list[HeldJob] = []
+        for held in self._held_jobs.all():
+            if is_stalled and held.phase is Phase.COMPUTING:
+                await self._give_back_stalled(held)
+            else:
+                renewable.append(held)
+        if not renewable:
+            return
+        kept = await self._queue.renew(tuple(held.lease for held in renewable))
+        for held, is_ours in zip(renewable, kept, strict=True):
+            if not is_ours:
+                log.info("lease_lost", request_id=held.lease.job.request_id, pair=str(held.lease.pair))
+                self._cancel(held)
+
+    async def run_reaping(self) -> None:
+        """Every sixth of a lease with jitter, until cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_s / 6 * self._rng.uniform(0.75, 1.25))
+            if self._clock() < self._reap_not_before:
+                continue
+            try:
+                for dead in await self._queue.reap():
+                    await self._on_dead(dead)
+            except QueueUnavailable as exc:
+                log.warning("reaping_failed", error=str(exc))
+                self._reap_not_before = self._clock() + self._lease_s
+
+    async def _give_back_stalled(self, held: HeldJob) -> None:
+        log.error("engine_stalled", request_id=held.lease.job.request_id, stall_s=self._stall_s)
+        dead = await self._queue.give_back(held.lease, failure=f"engine made no step for {self._stall_s} s")
+        self._cancel(held)
+        if dead is not None:
+            await self._on_dead(dead)
+
+    @staticmethod
+    def _cancel(held: HeldJob) -> None:
+        if held.task is not None:
+            held.task.cancel()

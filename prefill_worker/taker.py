@@ -1,0 +1,101 @@
+"""Hop 3: when this worker takes jobs, and how many. Late binding: never more than the engine computes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from broker.base import DeadJob, JobLease, PrefillQueue
+from broker.errors import QueueUnavailable
+from engine.ledger import KvLedger
+from prefill_worker.held import HeldJobs
+from prefill_worker.settings import PrefillWorkerSettings
+
+log = structlog.get_logger(__name__)
+
+_ANY_SIZE = 2**31 - 1
+
+
+def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSettings) -> tuple[int, int]:
+    """(tokens, jobs) that may be taken now; (0, 0) for nothing.
+
+    An empty worker takes one job of any size, so that a prompt larger than its pool is refused aloud instead of
+    standing at the queue's head for ever. An idle engine takes one job up to the pool's room; a busy one fills up
+    to `take_tokens`.
+    """
+    if held_jobs.num_parked >= settings.park_limit:
+        return (0, 0)
+    if ledger.is_empty:
+        return (_ANY_SIZE, 1)
+    computing = held_jobs.computing_tokens
+    if computing == 0:
+        return (ledger.free_tokens, 1) if ledger.free_tokens else (0, 0)
+    tokens = min(ledger.free_tokens, settings.take_tokens - computing)
+    return (tokens, 16) if tokens > 0 else (0, 0)
+
+
+class Taker:
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        queue: PrefillQueue,
+        held_jobs: HeldJobs,
+        ledger: KvLedger,
+        settings: PrefillWorkerSettings,
+        on_lease: Callable[[JobLease], None],
+        on_dead: Callable[[DeadJob], Awaitable[None]],
+    ) -> None:
+        self._worker_id = worker_id
+        self._queue = queue
+        self._held_jobs = held_jobs
+        self._ledger = ledger
+        self._settings = settings
+        self._on_lease = on_lease
+        self._on_dead = on_dead
+        self._poke = asyncio.Event()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """No take after the one in flight: cancelling a take would leave its jobs to the reaper."""
+        self._is_stopping = True
+        self._poke.set()
+
+    def poke(self) -> None:
+        """Room may have grown, or work may have come: look again."""
+        self._poke.set()
+
+    async def run(self) -> None:
+        """Takes until `stop`."""
+        while not self._is_stopping:
+            self._poke.clear()
+            try:
+                took_any = await self._take_once()
+            except QueueUnavailable as exc:
+                log.warning("take_failed", error=str(exc))
+                await asyncio.sleep(0.5)
+                continue
+            if not took_any and not self._is_stopping:
+                await self._poke.wait()
+
+    async def watch_queue(self) -> None:
+        """Pokes when something was enqueued, and at least every half second: a reaped job makes no stream entry."""
+        while True:
+            try:
+                await self._queue.wait(0.5)
+            except QueueUnavailable:
+                await asyncio.sleep(0.5)
+            self._poke.set()
+
+    async def _take_once(self) -> bool:
+        max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
+        if max_jobs == 0:
+            return False
+        taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs)
+        for lease in taken.leases:
+            self._on_lease(lease)
+        for dead in taken.dead:
+            await self._on_dead(dead)
+        return bool(taken.leases or taken.dead)

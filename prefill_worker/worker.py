@@ -1,0 +1,250 @@
+"""The prefill worker's centre: joins queue, engine and notices; holds no logic of its own beyond routing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+from broker.links import NoticePeers, Reply
+
+from broker.base import JobLease, PrefillQueue, WorkerRecord
+from broker.errors import QueueUnavailable
+from broker.membership import Membership, RegistryView
+from broker.messages import Cancel, Cancelled, Failed, Notice, Room
+from broker.notice_settings import NoticeSettings
+from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
+from engine.ledger import KvLedger
+from pdq.runtime.signals import Drain
+from prefill_worker.handover import Handover
+from prefill_worker.held import HeldJob, HeldJobs
+from prefill_worker.job import JobRunner
+from prefill_worker.leases import LeaseKeeper, Progress
+from prefill_worker.settings import PrefillWorkerSettings
+from prefill_worker.taker import Taker
+
+log = structlog.get_logger(__name__)
+
+
+class PrefillWorker:
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        endpoint: str,
+        model: str,
+        settings: PrefillWorkerSettings,
+        drain_grace_s: float,
+        notice_settings: NoticeSettings,
+        lease_s: float,
+        queue: PrefillQueue,
+        engine: Engine,
+        engine_info: EngineInfo,
+        peers: NoticePeers,
+        view: RegistryView,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._worker_id = worker_id
+        self._endpoint = endpoint
+        self._model = model
+        self._queue = queue
+        self._engine = engine
+        self._info = engine_info
+        self._clock = clock
+        self._held = HeldJobs()
+        self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
+        self._progress = Progress(clock())
+        self._stats: EngineStats | None = None
+        self._is_draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._drain_grace_s = drain_grace_s
+        self._stepped = asyncio.Event()
+        self._handover = Handover(
+            peers=peers,
+            view=view,
+            settings=notice_settings,
+            worker_settings=settings,
+            clock=clock,
+            rng=rng,
+        )
+        self._runner = JobRunner(
+            worker_id=worker_id,
+            queue=queue,
+            engine=engine,
+            peers=peers,
+            handover=self._handover,
+            notice_settings=notice_settings,
+            clock=clock,
+        )
+        self._taker = Taker(
+            worker_id=worker_id,
+            queue=queue,
+            held_jobs=self._held,
+            ledger=self._ledger,
+            settings=settings,
+            on_lease=self._on_lease,
+            on_dead=self._runner.tell_dead,
+        )
+        self._leases = LeaseKeeper(
+            queue=queue,
+            held_jobs=self._held,
+            progress=self._progress,
+            lease_s=lease_s,
+            stall_s=settings.prefill_stall_s,
+            on_dead=self._runner.tell_dead,
+            clock=clock,
+            rng=rng,
+        )
+
+    async def run(self, drain: Drain, membership: Membership) -> None:
+        """Serves until the drain; then finishes what is held, within the grace.
+
+        Raises an ExceptionGroup with EngineError when the engine is gone; its jobs are given back as failures then.
+        """
+        failure: str | None = "the prefill engine is gone"
+        try:
+            async with asyncio.TaskGroup() as background:
+                tasks = [
+                    background.create_task(self._feed()),
+                    background.create_task(membership.run()),
+                    background.create_task(self._taker.watch_queue()),
+                    background.create_task(self._leases.run_renewals()),
+                    background.create_task(self._leases.run_reaping()),
+                ]
+                taking = background.create_task(self._taker.run())
+                await drain.wait()
+                self._is_draining = True
+                self._taker.stop()
+                await taking
+                await self._finish_held()
+                failure = None
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await asyncio.shield(self._give_back_held(failure))
+            await membership.leave()
+
+    def on_notice(self, message: Notice, reply: Reply) -> None:
+        """The inbox's handler: gateways cancel here."""
+        match message:
+            case Cancel():
+                for held in self._held.of_request(message.request_id):
+                    if held.lease.pair <= message.pair and held.task is not None:
+                        log.info("cancelled", request_id=message.request_id, reason=message.reason)
+                        held.task.cancel()
+                reply(Cancelled(request_id=message.request_id, pair=message.pair))
+            case _:
+                log.warning("unexpected_notice", kind=type(message).__name__)
+
+    def on_link_message(self, message: Notice) -> None:
+        """What decode workers send unasked over the links that go to them."""
+        if isinstance(message, Room):
+            self._handover.on_room()
+
+    def record(self) -> WorkerRecord:
+        stats = self._stats
+        return WorkerRecord(
+            worker_id=self._worker_id,
+            role="prefill",
+            state="draining" if self._is_draining else "ready",
+            endpoint=self._endpoint,
+            model=self._model,
+            fingerprint=self._info.fingerprint,
+            engine_id=self._info.engine_id,
+            epoch=self._info.epoch,
+            total_blocks=self._info.total_blocks,
+            free_blocks=self._ledger.free_blocks,
+            block_size=self._info.block_size,
+            running=stats.running if stats else 0,
+            waiting=stats.waiting if stats else 0,
+            parked=self._held.num_parked,
+        )
+
+    def _on_lease(self, lease: JobLease) -> None:
+        held = HeldJob(lease=lease, taken_at=self._clock())
+        if self._ledger.could_ever_promise(held.num_tokens):
+            self._ledger.promise(held.engine_request_id, held.num_tokens)
+            coroutine = self._runner.run(held)
+        else:
+            coroutine = self._refuse(held)
+        held.task = asyncio.create_task(coroutine, name=held.engine_request_id)
+        self._held.add(held)
+        self._tasks.add(held.task)
+        held.task.add_done_callback(lambda task: self._on_job_end(held, task))
+
+    async def _refuse(self, held: HeldJob) -> None:
+        """A prompt larger than the whole pool: an answer now beats a queue that stands still."""
+        pool_tokens = self._info.total_blocks * self._info.block_size
+        try:
+            await self._queue.settle(held.lease, state="refused")
+        except QueueUnavailable as exc:
+            log.warning("queue_unavailable_for_job", error=str(exc))
+            return
+        await self._runner.notify(
+            held.lease.job.gateway,
+            Failed(
+                request_id=held.lease.job.request_id,
+                pair=held.lease.pair,
+                worker=self._worker_id,
+                code="prompt_too_long",
+                detail=f"the prompt has {held.num_tokens} tokens, the prefill worker's KV pool holds {pool_tokens}",
+                retryable=False,
+            ),
+        )
+
+    def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
+        self._held.remove(held)
+        self._tasks.discard(task)
+        self._taker.poke()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("job_crashed", request_id=held.lease.job.request_id, error=repr(error))
+
+    async def _feed(self) -> None:
+        """Engine steps to jobs and ledger."""
+        async for step in self._engine.outputs():
+            self._observe(step)
+            for output in step.outputs:
+                self._on_output(output)
+            released = [self._ledger.release(engine_request_id) for engine_request_id in step.released]
+            if any(released):
+                self._taker.poke()
+            self._stepped.set()
+
+    def _observe(self, step: StepOutputs) -> None:
+        self._stats = step.stats
+        is_idle = step.stats.running == 0 and step.stats.waiting == 0
+        self._progress.observe(step.stats.step, is_idle=is_idle, now=self._clock())
+
+    def _on_output(self, output: EngineOutput) -> None:
+        held = self._held.get(output.engine_request_id)
+        is_end = output.finish is not None or output.error is not None
+        if held is not None and is_end and not held.prefilled.done():
+            held.prefilled.set_result(output)
+            self._taker.poke()
+
+    async def _finish_held(self) -> None:
+        """Waits, within the grace, for the held jobs and then for the readers of their KV."""
+        log.info("draining", jobs=len(self._held))
+        try:
+            async with asyncio.timeout(self._drain_grace_s):
+                while len(self._held) or not self._ledger.is_empty:
+                    self._stepped.clear()
+                    await self._stepped.wait()
+        except TimeoutError:
+            log.warning("drain_grace_over", jobs=len(self._held))
+
+    async def _give_back_held(self, failure: str | None) -> None:
+        """What is still held goes back to its place in the queue."""
+        for held in self._held.all():
+            try:
+                dead = await self._queue.give_back(held.lease, failure=failure)
+                if dead is not None:
+                    await self._runner.tell_dead(dead)
+            except QueueUnavailable as exc:
+                log.warning("queue_unavailable_for_job", error=str(exc))
+            if held.task is not None:
+                held.task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)

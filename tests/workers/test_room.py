@@ -1,0 +1,89 @@
+"""What a worker takes: never more than its pool holds, never more than it computes next."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.base import JobLease, PrefillJob
+from engine.ledger import KvLedger
+from pdq.wire.types import Pair, SamplingParams, pack_ids
+from prefill_worker.held import HeldJob, HeldJobs, Phase
+from prefill_worker.settings import PrefillWorkerSettings
+from prefill_worker.taker import take_limits
+
+
+async def held_job(request_id: str, num_tokens: int, phase: Phase = Phase.COMPUTING) -> HeldJob:
+    job = PrefillJob(
+        request_id=request_id,
+        gen=1,
+        prompt_ids=pack_ids(range(num_tokens)),
+        generated_ids=b"",
+        sampling=SamplingParams(max_tokens=1),
+        deadline_s=60,
+        gateway="tcp://127.0.0.1:1",
+        gateway_id="gateway-1",
+        mode="pull",
+    )
+    lease = JobLease(
+        job=job,
+        entry_id="1-0",
+        owner="p",
+        pair=Pair(gen=1, attempt=1),
+        remaining_s=60,
+        queue_wait_s=0,
+        failures=0,
+    )
+    return HeldJob(lease=lease, taken_at=0, phase=phase)
+
+
+async def test_an_empty_worker_takes_one_job_of_any_size() -> None:
+    tokens, jobs = take_limits(HeldJobs(), KvLedger(total_blocks=4, block_size=16), PrefillWorkerSettings())
+
+    assert jobs == 1
+    assert tokens > 10**6
+
+
+async def test_a_busy_worker_fills_up_to_take_tokens_and_to_its_pool() -> None:
+    held_jobs = HeldJobs()
+    ledger = KvLedger(total_blocks=1000, block_size=16)
+    held_jobs.add(await held_job("a", 1500))
+    ledger.promise("a", 1500)
+
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=2048))[0] == 548
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=1500)) == (0, 0)
+
+
+async def test_nothing_is_taken_at_the_park_limit() -> None:
+    held_jobs = HeldJobs()
+    ledger = KvLedger(total_blocks=1000, block_size=16)
+    held_jobs.add(await held_job("a", 10, Phase.PARKED))
+
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(park_limit=1)) == (0, 0)
+
+
+async def test_an_idle_engine_with_pinned_blocks_takes_only_what_fits_beside_them() -> None:
+    ledger = KvLedger(total_blocks=10, block_size=16)
+    ledger.promise("pinned", 100)
+
+    assert take_limits(HeldJobs(), ledger, PrefillWorkerSettings()) == (48, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100), st.booleans()), max_size=40))
+def test_the_ledger_never_promises_more_than_the_pool(events: list[tuple[int, int, bool]]) -> None:
+    ledger = KvLedger(total_blocks=10, block_size=16)
+    model: dict[str, int] = {}
+    for number, tokens, is_release in events:
+        name = str(number)
+        if is_release:
+            assert ledger.release(name) == (model.pop(name, None) is not None)
+        elif name in model:
+            with pytest.raises(ValueError, match="has a promise"):
+                ledger.promise(name, tokens)
+        elif ledger.can_promise(tokens):
+            ledger.promise(name, tokens)
+            model[name] = -(-tokens // 16)
+        assert ledger.free_blocks == 10 - sum(model.values())
+        assert ledger.free_blocks >= 0
+        assert ledger.is_empty == (not model)
