@@ -38,6 +38,8 @@ class Loaded(Generic[T]):
     config_text: str
     """What `--print-config` prints."""
     is_print_config: bool
+    config_path: Path | None
+    """The TOML file that was read."""
 
 
 def load(
@@ -98,6 +100,7 @@ def resolve(cls: type[T], argv: Sequence[str], environ: Mapping[str, str], *, ro
         origins=origins,
         config_text=config_text(settings, values, origins),
         is_print_config=is_print_config,
+        config_path=Path(config) if config else None,
     )
 
 

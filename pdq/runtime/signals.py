@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -20,8 +21,10 @@ _log = structlog.get_logger(__name__)
 class Drain:
     """Set once the process must take nothing new, finish what it holds, and end."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_force: Callable[[], None] = lambda: None) -> None:
+        """`on_force` runs just before the second signal ends the process."""
         self._event = asyncio.Event()
+        self._on_force = on_force
         self.reason = ""
 
     @property
@@ -46,6 +49,7 @@ class Drain:
     def _on_signal(self, number: signal.Signals) -> None:
         if self.is_requested:
             _log.warning("forced_exit", signal=number.name)
+            self._on_force()
             os._exit(1)
         self.request(number.name)
 
