@@ -11,7 +11,7 @@ _ROOT = b"pdq block chain"
 
 
 def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], num_tokens: int, block_size: int) -> None:
-    """Appends to `hashes` (one per full block, from block 0) until all full blocks of the first `num_tokens` have one."""
+    """Appends to `hashes` (one per full block, from block 0) until all full blocks of `num_tokens` have one."""
     parent = hashes[-1] if hashes else _ROOT
     for start in range(len(hashes) * block_size, num_tokens - block_size + 1, block_size):
         parent = blake2b(pack_ids(token_ids[start : start + block_size]), digest_size=16, key=parent).digest()

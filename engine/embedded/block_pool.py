@@ -62,7 +62,7 @@ class BlockPool:
         return self.num_free - sum(self._refs[block_id] == 0 for block_id in beside) >= num_blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Takes blocks with one reference each, ascending and neighbours where possible; evicts the oldest cached ones."""
+        """Takes blocks with one reference each, ascending, neighbours where possible; evicts oldest cached ones."""
         if num_blocks > self.num_free:
             raise OutOfBlocks(
                 f"{num_blocks} blocks asked, {self._runs.num_blocks} free and {len(self._cached)} cached "
@@ -83,7 +83,7 @@ class BlockPool:
             self._refs[block_id] += 1
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """The held block is full and final: `find_prefix` may find it. Of two blocks with one content the first stays."""
+        """The held block is full and final: let `find_prefix` find it. Of two with one content the first stays."""
         if self._refs[block_id] < 1:
             raise PoolCorrupt(f"block {block_id} is published but not held")
         if block_hash not in self._block_of and self._hash_of[block_id] is None:
@@ -118,7 +118,7 @@ class BlockPool:
         self._runs.give(block_id)
 
     def check_integrity(self) -> None:
-        """Raises PoolCorrupt unless every block is in exactly one place and every hash leads to its block. O(blocks)."""
+        """Raises PoolCorrupt unless each block is in exactly one place and each hash leads to its block. O(blocks)."""
         free = set(self._runs.blocks())
         cached = set(self._cached)
         held = {block_id for block_id, refs in enumerate(self._refs) if refs > 0}

@@ -27,8 +27,6 @@ class Event(Enum):
     ADMITTED = auto()
     ADMITTED_REMOTE = auto()
     LOADED = auto()
-    LOAD_FAILED = auto()
-    """The connector will not touch the blocks any more."""
     PREEMPTED = auto()
     ENDED = auto()
     """Finished, failed or aborted, and no peer can touch the blocks."""
@@ -47,7 +45,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.WAITING, Event.ADMITTED_REMOTE): State.WAITING_FOR_REMOTE_KVS,
     (State.WAITING, Event.ENDED): State.FINISHED,
     (State.WAITING_FOR_REMOTE_KVS, Event.LOADED): State.RUNNING,
-    (State.WAITING_FOR_REMOTE_KVS, Event.LOAD_FAILED): State.FINISHED,
+    (State.WAITING_FOR_REMOTE_KVS, Event.ENDED): State.FINISHED,  # the load failed, or was done and not yet noticed
     (State.WAITING_FOR_REMOTE_KVS, Event.ABORTED_LOADING): State.DRAINING,
     (State.RUNNING, Event.PREEMPTED): State.WAITING,
     (State.RUNNING, Event.ENDED): State.FINISHED,
@@ -62,6 +60,8 @@ class Request:
     """What the scheduler knows of one request. `sequence` is the part that runners see."""
 
     sequence: TokenSequence
+    decode_chunk: Chunk
+    """Its part of a step that computes one token; made once for all of them."""
     arrival: int
     """Order of arrival, 0, 1, ...; the highest one is the youngest, preempted first."""
     is_prefill_only: bool
@@ -74,12 +74,10 @@ class Request:
     cached_tokens: int = 0
     """Prompt tokens found in the local prefix cache when it was first admitted."""
     was_admitted: bool = False
-    skips_prefix_cache: bool = False
-    """Prompt logprobs need the logits of every prompt position."""
+    reads_prefix_cache: bool = True
+    """False: prompt logprobs need the logits of every prompt position."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     transfer: TransferStats | None = None
-    decode_chunk: Chunk | None = None
-    """Made once; a decode step per token needs no new value."""
 
     @property
     def engine_request_id(self) -> str:

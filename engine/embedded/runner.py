@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from connector.transport import KvRegion
+from connector.layout import KvRegion
 from pdq.wire.types import SamplingParams, TokenLogprob
 
 LayerHook = Callable[[int], None]
