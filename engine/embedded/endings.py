@@ -26,6 +26,16 @@ class Ending:
     has_output: bool = True
 
 
+def ending_of(request: Request, token_id: int, eos_token_ids: frozenset[int]) -> Ending | None:
+    """Does the token just appended end it?"""
+    sampling, num_generated = request.sequence.sampling, request.num_generated
+    if num_generated >= sampling.min_tokens:
+        is_eos = token_id in eos_token_ids and not sampling.ignore_eos
+        if is_eos or token_id in sampling.stop_token_ids:
+            return Ending(finish="stop", stop_token_id=token_id)
+    return Ending(finish="length") if num_generated >= request.max_tokens else None
+
+
 class Endings:
     """Also collects the step's news: `outputs` and `released`."""
 
@@ -45,7 +55,7 @@ class Endings:
         return news
 
     def report(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
-        """A token of a request that goes on and whose prompt logprobs are complete now."""
+        """A token of a request that goes on."""
         self.outputs.append(
             EngineOutput(
                 engine_request_id=request.engine_request_id,

@@ -34,7 +34,7 @@ def kv_params(request: EngineRequest) -> dict[str, object] | None:
             return None
 
 
-def new_request(request: EngineRequest, limits: Limits, *, arrival: int, prefix_caching: bool) -> Request:
+def new_request(request: EngineRequest, limits: Limits, *, arrival: int) -> Request:
     """Raises Refused."""
     prompt_ids = unpack_ids(request.prompt_ids)
     generated_ids = unpack_ids(request.generated_ids)
@@ -64,7 +64,7 @@ def new_request(request: EngineRequest, limits: Limits, *, arrival: int, prefix_
         arrival=arrival,
         is_prefill_only=is_prefill_only,
         max_tokens=min(sampling.max_tokens, limits.max_model_len - len(prompt_ids) + is_prefill_only),
-        reads_prefix_cache=prefix_caching and sampling.prompt_logprobs is None,
+        reads_prefix_cache=sampling.prompt_logprobs is None,
         prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
     )
 

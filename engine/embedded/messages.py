@@ -1,11 +1,12 @@
 """What crosses between the worker's process and its engine process. Data only.
 
-worker -> engine   Launch (first, once), EngineRequest, Abort, Release, Stop
+worker -> engine   Launch (first, once; pickled, see `pack_launch`), EngineRequest, Abort, Release, Stop
 engine -> worker   Progress*, then Ready or StartFailed; then StepOutputs*, at last Fatal or the end of the stream
 """
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 
 from connector.settings import ConnectorSettings
@@ -74,8 +75,19 @@ class Fatal:
     text: str
 
 
-ToEngine = Launch | EngineRequest | Abort | Release | Stop
+ToEngine = EngineRequest | Abort | Release | Stop
 FromEngine = Progress | Ready | StartFailed | StepOutputs | Fatal
+
+
+def pack_launch(launch: Launch) -> bytes:
+    """Pickled: settings have forms that messages haven't. Nobody but the parent can write to the engine's socket."""
+    return pickle.dumps(launch)
+
+
+def unpack_launch(data: bytes) -> Launch:
+    launch = pickle.loads(data)
+    assert isinstance(launch, Launch)
+    return launch
 
 
 def to_engine_codec() -> Codec[ToEngine]:

@@ -93,3 +93,22 @@ class Request:
         if following is None:
             raise IllegalTransition(f"{event.name} in {self.state.name}: request {self.engine_request_id}")
         self.state = following
+
+    def place(self, shared_blocks: list[int], new_blocks: list[int], num_local: int) -> None:
+        """It has been admitted: its block table, the first `num_local` tokens of which are computed already."""
+        self.sequence.block_ids = shared_blocks + new_blocks
+        self.sequence.num_computed = num_local
+        self.num_published = len(shared_blocks)
+        if not self.was_admitted:
+            self.was_admitted = True
+            self.cached_tokens = num_local
+
+    def displace(self) -> None:
+        """It has been preempted: nothing is computed any more, its tokens stay."""
+        self.on(Event.PREEMPTED)
+        self.sequence.block_ids = []
+        self.sequence.num_computed = 0
+        self.sequence.num_preemptions += 1
+        self.num_published = 0
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]

@@ -23,15 +23,14 @@ import structlog
 
 from connector.step import TransferResults
 from engine.base import EngineOutput, EngineRequest
-from engine.embedded.block_hash import extend_hashes
 from engine.embedded.block_pool import BlockPool
 from engine.embedded.connector_port import SchedulerPort
-from engine.embedded.endings import Ending, Endings
+from engine.embedded.endings import Ending, Endings, ending_of
 from engine.embedded.intake import Limits, Refused, kv_params, new_request
+from engine.embedded.prefix_cache import PrefixCache
 from engine.embedded.request import Event, Request, State
 from engine.embedded.runner import Chunk, ChunkResult
 from engine.embedded.settings import EngineSettings
-from pdq.wire.types import pack_ids
 
 _log = structlog.get_logger(__name__)
 
@@ -58,6 +57,7 @@ class Scheduler:
         self._loading: dict[str, Request] = {}
         self._loaded: list[Request] = []  # not running before the next step
         self._arrivals = 0
+        self._prefixes = PrefixCache(pool, block_size=settings.block_size, is_enabled=settings.prefix_caching)
         self._ends = Endings(pool, half, self._requests, block_size=settings.block_size)
 
     # Questions.
@@ -98,9 +98,7 @@ class Scheduler:
             num_tokens = (len(incoming.prompt_ids) + len(incoming.generated_ids)) // 4
             self._half.on_new_request(engine_request_id, kv_params(incoming), num_tokens)
             is_known_to_half = True
-            request = new_request(
-                incoming, self._limits, arrival=self._arrivals, prefix_caching=self._settings.prefix_caching
-            )
+            request = new_request(incoming, self._limits, arrival=self._arrivals)
         except (Refused, ValueError) as error:  # ValueError: ids of odd length, or the connector's ParamsError
             if is_known_to_half:
                 self._half.request_finished(engine_request_id, [], "error")
@@ -154,13 +152,13 @@ class Scheduler:
 
     def update(self, chunks: Sequence[Chunk], results: Sequence[ChunkResult]) -> None:
         """The runner has computed the chunks. Hook: request_finished."""
-        block_size, outputs = self._settings.block_size, self._ends.outputs
+        block_size = self._settings.block_size
         for chunk, result in zip(chunks, results, strict=True):
             sequence = chunk.sequence
             request = self._requests[sequence.engine_request_id]
             sequence.num_computed += chunk.num_tokens
             if sequence.num_computed // block_size > request.num_published:
-                self._publish(request)
+                self._prefixes.publish(request)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs.extend(result.prompt_logprobs)
             token_id = result.token_id
@@ -171,16 +169,8 @@ class Scheduler:
                 self._ends.end(request, Ending(finish="prefilled"))
                 continue
             sequence.token_ids.append(token_id)
-            ending = self._ending(request, token_id)
-            if ending is None and request.prompt_logprobs is None:
-                outputs.append(
-                    EngineOutput(
-                        engine_request_id=sequence.engine_request_id,
-                        token_ids=pack_ids((token_id,)),
-                        logprobs=None if result.logprob is None else (result.logprob,),
-                    )
-                )
-            elif ending is None:
+            ending = ending_of(request, token_id, self._eos_token_ids)
+            if ending is None:
                 self._ends.report(request, token_id, result.logprob)
             else:
                 self._running.remove(request)
@@ -214,7 +204,7 @@ class Scheduler:
         for request in self._loaded:
             request.on(Event.LOADED)
             request.sequence.num_computed = len(request.sequence.token_ids) - 1
-            self._publish(request)
+            self._prefixes.publish(request)
             self._half.update_state_after_alloc(request.engine_request_id, request.sequence.block_ids, 0)
             insort(self._running, request, key=_arrival)
         self._loaded.clear()
@@ -249,17 +239,10 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """All blocks go back; it is computed again, with what it has generated, when there is room."""
-        sequence = victim.sequence
-        victim.on(Event.PREEMPTED)
-        self._pool.free(sequence.block_ids)
-        sequence.block_ids = []
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        victim.num_published = 0
-        if victim.prompt_logprobs is not None:
-            victim.prompt_logprobs = [None]
+        self._pool.free(victim.sequence.block_ids)
+        victim.displace()
         self._waiting.appendleft(victim)
-        _log.info("request_preempted", engine_request_id=victim.engine_request_id, num_tokens=len(sequence.token_ids))
+        _log.info("request_preempted", engine_request_id=victim.engine_request_id)
 
     def _schedule_prefill(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
         """As much as the budget allows; returns how many tokens."""
@@ -277,7 +260,7 @@ class Scheduler:
             request = self._waiting[0]
             sequence = request.sequence
             num_tokens = len(sequence.token_ids)
-            prefix = self._find_prefix(request)
+            prefix = self._prefixes.find(request)
             num_local = len(prefix) * self._settings.block_size
             num_external, is_async = self._half.get_num_new_matched_tokens(
                 request.engine_request_id, num_tokens, num_local
@@ -293,12 +276,7 @@ class Scheduler:
                 break
             self._waiting.popleft()
             self._pool.share(prefix)
-            sequence.block_ids = prefix + self._pool.allocate(num_new)
-            sequence.num_computed = num_local
-            request.num_published = len(prefix)
-            if not request.was_admitted:
-                request.was_admitted = True
-                request.cached_tokens = num_local
+            request.place(prefix, self._pool.allocate(num_new), num_local)
             self._half.update_state_after_alloc(request.engine_request_id, sequence.block_ids, num_external)
             if num_external:
                 request.on(Event.ADMITTED_REMOTE)
@@ -308,35 +286,6 @@ class Scheduler:
                 insort(self._running, request, key=_arrival)
                 budget -= self._schedule_prefill(request, budget, chunks)
         self._waiting.extendleft(reversed(undecided))
-
-    def _find_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of its prompt. Never up to the last token: its logits are needed."""
-        if not request.reads_prefix_cache:
-            return []
-        token_ids, block_size = request.sequence.token_ids, self._settings.block_size
-        num_blocks = (len(token_ids) - 1) // block_size
-        extend_hashes(request.block_hashes, token_ids, num_blocks * block_size, block_size)
-        return self._pool.find_prefix(request.block_hashes[:num_blocks])
-
-    def _publish(self, request: Request) -> None:
-        """Its blocks that are full and computed become findable."""
-        if not self._settings.prefix_caching:
-            return
-        sequence, block_size = request.sequence, self._settings.block_size
-        num_full = sequence.num_computed // block_size
-        extend_hashes(request.block_hashes, sequence.token_ids, sequence.num_computed, block_size)
-        for index in range(request.num_published, num_full):
-            self._pool.publish(sequence.block_ids[index], request.block_hashes[index])
-        request.num_published = num_full
-
-    def _ending(self, request: Request, token_id: int) -> Ending | None:
-        """Does the token just appended end it?"""
-        sampling, num_generated = request.sequence.sampling, request.num_generated
-        if num_generated >= sampling.min_tokens:
-            is_eos = token_id in self._eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_id in sampling.stop_token_ids:
-                return Ending(finish="stop", stop_token_id=token_id)
-        return Ending(finish="length") if num_generated >= request.max_tokens else None
 
     def _remove(self, request: Request) -> None:
         if request.state is State.WAITING:
