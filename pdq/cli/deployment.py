@@ -7,6 +7,7 @@ their requests while workers still work, then workers, then the server. A role t
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,12 +37,13 @@ class DeploymentSettings:
         default="torch", metadata={"help": "torch: a real model on the CPU; sim: no model, simulated times"}
     )
     model: str | None = field(
-        default=None, metadata={"help": "model folder or name; none: smollm2-135m for torch, sim for sim"}
+        default=None, metadata={"help": "model folder or name; none: smollm2-135m (torch) or sim (sim)"}
     )
     redis: str | None = field(default=None, metadata={"help": "URL of a running Redis; none: starts an embedded one"})
     http_host: str = field(default="127.0.0.1", metadata={"help": "address that the gateways listen on"})
     http_port: int = field(default=8000, metadata={"help": "port of the first gateway"})
     run_dir: Path = field(default=Path(".pdq"), metadata={"help": "folder for addresses, logs and the embedded Redis"})
+    fresh: bool = field(default=False, metadata={"help": "empty the embedded Redis first"})
     stop_grace_s: float = field(default=40.0, metadata={"help": "at the end: time per process before it is killed"})
     restart_min_s: float = field(default=0.5, metadata={"help": "delay before a dead process starts again; doubles"})
     restart_max_s: float = field(default=30.0, metadata={"help": "longest such delay"})
@@ -138,6 +140,8 @@ class Deployment:
             child.kill()
 
     async def _start_redis(self) -> None:
+        if self.settings.fresh:
+            shutil.rmtree(self.folder.redis_dir, ignore_errors=True)
         port = free_port()
         self._start("redis", server_command(self.folder.redis_dir, port))
         self.redis_url = f"redis://127.0.0.1:{port}/0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -13,38 +14,42 @@ from pdq.cli.deployment import Deployment, DeploymentSettings
 from pdq.runtime import logs
 from pdq.runtime.errors import StartupError
 from pdq.runtime.setting_fields import settings_of
-from pdq.runtime.settings import Loaded, environment, load
+from pdq.runtime.settings import environment, load
 from pdq.runtime.signals import Drain
-
-_SCOPE = "up"
 
 
 def main(argv: Sequence[str]) -> int:
     loaded = load(DeploymentSettings, argv, prog="pdq up", description=__doc__.split(":", 1)[1].split(".")[0].strip())
     console = Console(highlight=False)
-    deployment = deployment_of(loaded, on_change=lambda child: _print_change(console, child))
+    deployment = deployment_of(
+        loaded.settings, DeploymentSettings, loaded.config_path, on_change=lambda child: _print_change(console, child)
+    )
 
     async def serve(drain: Drain) -> None:
         async with deployment:
-            console.print(f"starting; logs in {deployment.folder.log_dir}; Ctrl-C stops everything")
+            console.print(f"starting; logs in {deployment.folder.log_dir}; Ctrl-C stops everything", soft_wrap=True)
             if await until_drain(drain, deployment.wait_until_ready()):
                 return
-            console.print(f"[bold green]ready[/]  {loaded.settings.url}  (Redis: {deployment.redis_url})")
+            console.print(
+                f"[bold green]ready[/]  {loaded.settings.url}  (Redis: {deployment.redis_url})", soft_wrap=True
+            )
             await until_drain(drain, deployment.wait_failed())
 
     return run(serve, deployment)
 
 
-def deployment_of(loaded: Loaded[DeploymentSettings], *, on_change: Callable[[Child], None]) -> Deployment:
-    """The deployment of these settings, with this process's environment and TOML file handed on to the roles."""
-    flags = ("--config", str(loaded.config_path)) if loaded.config_path else ()
-    return Deployment(loaded.settings, environ=role_environment(environment()), role_flags=flags, on_change=on_change)
+def deployment_of(
+    settings: DeploymentSettings, cls: type, config_path: Path | None, *, on_change: Callable[[Child], None]
+) -> Deployment:
+    """Of these settings, loaded as `cls`; the roles get this process's environment and TOML file."""
+    flags = ("--config", str(config_path)) if config_path else ()
+    return Deployment(settings, environ=role_environment(environment(), cls), role_flags=flags, on_change=on_change)
 
 
-def role_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what is meant for `pdq up` itself: a role refuses settings that it doesn't know."""
-    own = {f"PDQ_{setting.name.upper()}" for setting in settings_of(DeploymentSettings)} | {"PDQ_CONFIG"}
-    kept = {name: value for name, value in environ.items() if name not in own and not name.startswith("PDQ_UP__")}
+def role_environment(environ: Mapping[str, str], cls: type) -> dict[str, str]:
+    """Without the settings of this command itself (`cls`): a role refuses names that it doesn't know."""
+    own = {f"PDQ_{setting.name.upper()}" for setting in settings_of(cls)} | {"PDQ_CONFIG"}
+    kept = {name: value for name, value in environ.items() if name not in own}
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 

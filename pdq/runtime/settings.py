@@ -26,7 +26,7 @@ from pdq.runtime.setting_fields import MISSING, Setting, build, form, parse_text
 from pdq.runtime.setting_text import config_text, help_text
 
 T = TypeVar("T")
-ROLES: Final = ("gateway", "prefill_worker", "decode_worker", "up")
+ROLES: Final = ("gateway", "prefill_worker", "decode_worker", "up", "demo")
 _PREFIX: Final = "PDQ_"
 
 

@@ -1,0 +1,63 @@
+# pdq: `make help` lists what there is.
+
+ENGINE ?= torch
+MODEL ?= smollm2-135m
+export PYTHON ?= python3
+
+BIN := .venv/bin
+SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
+DEMO_FLAGS = --engine $(ENGINE) $(if $(filter torch,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
+	$(if $(PORT),--http-port $(PORT))
+
+.PHONY: help demo check test test-long parity format clean install-demo install-dev model
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo        one chat question through the whole pipeline on this machine (does all set-up itself)"
+	@echo "                   KEEP=1 leaves it up   ENGINE=sim needs no model and no torch   PORT=8001 another port"
+	@echo "make test        check + all tests"
+	@echo "make check       format, lint, types, import rules, file lengths"
+	@echo "make test-long   soaks, long chaos and full matrices"
+	@echo "make parity      greedy outputs against transformers' generate"
+	@echo "make format      formats and fixes what ruff can fix"
+	@echo "make clean       removes all that make made here (the model cache stays)"
+
+demo: install-demo
+	@$(BIN)/pdq demo $(DEMO_FLAGS)
+
+check: install-dev
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo >.venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
+	@$(BIN)/pytest -q -p no:cacheprovider tests/test_file_lengths.py
+	@echo "check: ok"
+
+test: check model
+	@$(BIN)/pytest -m "not long and not vllm"
+
+test-long: install-dev model
+	@$(BIN)/pytest -m long --timeout 1800
+
+parity: install-dev model
+	@$(BIN)/python -m benchmarks.parity
+
+format: install-dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .pdq build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+install-demo:
+	@scripts/system-packages.sh
+	@scripts/install.sh $(if $(filter sim,$(ENGINE)),sim,local)
+	@$(if $(filter torch,$(ENGINE)),$(BIN)/pdq model fetch $(MODEL) >/dev/null)
+
+install-dev:
+	@scripts/system-packages.sh test
+	@scripts/install.sh dev
+
+model: install-dev
+	@$(BIN)/pdq model fetch $(MODEL) >/dev/null
