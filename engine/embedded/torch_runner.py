@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from connector.transport import KvRegion
+from connector.layout import KvRegion
 from engine.embedded.logprobs import num_prompt_rows, token_logprobs
 from engine.embedded.paged_cache import PagedCache
 from engine.embedded.runner import Chunk, ChunkResult, LayerHook, RunnerError
