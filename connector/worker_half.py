@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from connector.layout import KvRegion
 from connector.settings import ConnectorSettings
 from connector.step import StepMeta, TransferResults
-from connector.transport import KvRegion, Transport
+from connector.transport import Transport
 
 
 class WorkerHalf:

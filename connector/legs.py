@@ -1,0 +1,111 @@
+"""What a load is made of, what its core wants done, and the messages it sends. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from connector.greetings import Peer
+from connector.layout import Runs
+from connector.side_channel import Claim, Done, Hello, Renew, Request, Verify
+from connector.step import Load
+from connector.transfers import LegState, Outcome, TransferKey
+from pdq.wire.types import TransferStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    endpoint: str
+    message: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRead:
+    """Ends with one of `read`, `drained`, or `broken` and then `fenced`."""
+
+    leg_id: int
+    address: str
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRead:
+    leg_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """No peer and no call of ours touches the load's blocks any more."""
+
+    load: Load
+    outcome: Outcome
+    reason: str
+    stats: TransferStats
+
+
+Action = Send | StartRead | StopRead | Report
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Leg:
+    leg_id: int
+    running: Running
+    peer: Peer
+    state: LegState = LegState.GREETING
+    is_gone: bool = False
+    """P said so: it needs no Done."""
+    num_bytes: int = 0
+    num_descriptors: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Running:
+    load: Load
+    key: TransferKey
+    started_at: float
+    deadline: float
+    renew_at: float
+    legs: list[Leg] = field(default_factory=list)
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+def claim_of(leg: Leg, hello: Hello) -> Claim:
+    key = leg.running.key
+    return Claim(
+        epoch=leg.peer.epoch,
+        transfer_id=key.transfer_id,
+        pair=key.pair,
+        consumer=hello.consumer,
+        rank=hello.rank,
+        tp_size=hello.tp_size,
+    )
+
+
+def renew_of(leg: Leg, hello: Hello) -> Renew:
+    key = leg.running.key
+    return Renew(epoch=leg.peer.epoch, transfer_id=key.transfer_id, pair=key.pair, consumer=hello.consumer)
+
+
+def verify_of(leg: Leg, hello: Hello) -> Verify:
+    key = leg.running.key
+    return Verify(
+        epoch=leg.peer.epoch,
+        transfer_id=key.transfer_id,
+        pair=key.pair,
+        consumer=hello.consumer,
+        rank=hello.rank,
+    )
+
+
+def done_of(leg: Leg, hello: Hello, outcome: Outcome) -> Done:
+    key = leg.running.key
+    return Done(
+        epoch=leg.peer.epoch,
+        transfer_id=key.transfer_id,
+        pair=key.pair,
+        consumer=hello.consumer,
+        rank=hello.rank,
+        tp_size=hello.tp_size,
+        outcome=outcome,
+        reason=leg.running.reason,
+    )

@@ -1,0 +1,147 @@
+"""Transport over Mooncake's Transfer Engine (TCP), version range of pyproject's `sim`, `local` and `cuda` extras.
+
+A call that failed may go on moving bytes in the background: `fence` replaces the engine, which ends that (0.6 ms).
+Whoever reaches the engine's ports can read and write registered memory: run it in a closed network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import structlog
+
+from connector.transport import TransportError
+
+MAX_DESCRIPTORS: Final = 512
+"""A call with some 3,000 fails at once while part of it goes on."""
+
+_DEBIAN_PACKAGES: Final = {
+    "libibverbs": "libibverbs1",
+    "libnuma": "libnuma1",
+    "libcurl": "libcurl4",
+    "librdmacm": "librdmacm1",
+    "libnl-": "libnl-3-200 libnl-route-3-200",
+}
+
+log = structlog.get_logger(__name__)
+
+
+class MooncakeTransport:
+    """Owned by one thread; every call blocks and spins one core while bytes move."""
+
+    def __init__(self, *, timeout_s: int = 10) -> None:
+        """Reads and sets MC_* variables, which Mooncake takes from the environment only. Raises TransportError."""
+        _prepare_environment(timeout_s)
+        self._engine_class = _import_engine()
+        self._engine: Any = None
+        self._host = ""
+        self._address = ""
+        self._generation = 0
+        self._memory: list[tuple[int, int]] = []
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def start(self, host: str) -> str:
+        self._host = host
+        self._open()
+        return self._address
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self._register(address, num_bytes)
+        self._memory.append((address, num_bytes))
+
+    def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
+        self._transfer("batch_transfer_sync_read", peer, local, remote, lengths)
+
+    def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
+        self._transfer("batch_transfer_sync_write", peer, local, remote, lengths)
+
+    def fence(self) -> None:
+        self._engine = None  # its destructor joins the threads and closes the connections
+        self._generation += 1
+        self._open()
+        for address, num_bytes in self._memory:
+            self._register(address, num_bytes)
+        log.info("kv_transport_fenced", generation=self._generation, address=self._address)
+
+    def probe(self, peer: str) -> bool:
+        return self._engine is not None and self._engine.send_probe(peer) == 0
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            for address, _ in self._memory:
+                engine.unregister_memory(address)
+
+    def _open(self) -> None:
+        engine = self._engine_class()
+        status = engine.initialize(self._host, "P2PHANDSHAKE", "tcp", "")
+        if status != 0:
+            raise TransportError(f"the Transfer Engine does not start on {self._host}: status {status}")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._engine, self._address = engine, f"{host}:{engine.get_rpc_port()}"
+
+    def _register(self, address: int, num_bytes: int) -> None:
+        status = self._engine.register_memory(address, num_bytes)
+        if status != 0:
+            what = "it overlaps memory registered before" if status == -7 else f"status {status}"
+            raise TransportError(f"memory {address:#x}+{num_bytes} can't be registered: {what}")
+
+    def _transfer(
+        self, method: str, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        if len(lengths) > MAX_DESCRIPTORS:
+            raise TransportError(f"{len(lengths)} descriptors in one call, at most {MAX_DESCRIPTORS} are safe")
+        if self._engine is None:
+            raise TransportError("the transport is not open")
+        status = getattr(self._engine, method)(peer, list(local), list(remote), list(lengths))
+        if status != 0:
+            raise TransportError(
+                f"{method} with {peer}: status {status}, {len(lengths)} descriptors, {sum(lengths)} bytes"
+            )
+
+
+def _prepare_environment(timeout_s: int) -> None:
+    environ = os.environ  # noqa: TID251 - Mooncake has no other way to be told
+    if environ.get("MC_TCP_PROTO") == "1":
+        raise TransportError(
+            "MC_TCP_PROTO=1 chooses the old framing, which reports writes as done while bytes are still under way:"
+            " unset MC_TCP_PROTO"
+        )
+    environ["MC_FORCE_TCP"] = "1"
+    environ["MC_TRANSFER_TIMEOUT"] = str(max(timeout_s, 5))
+    for name, value in {
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+        "MC_TCP_ADMISSION_TIMEOUT_MS": "600000",
+        "MC_LOG_LEVEL": "ERROR",
+    }.items():
+        environ.setdefault(name, value)
+
+
+def _import_engine() -> Any:
+    try:
+        from mooncake.engine import TransferEngine
+    except ImportError as exc:
+        raise TransportError(_missing(str(exc))) from exc
+    return TransferEngine
+
+
+def _missing(error: str) -> str:
+    """What to install for an import that failed."""
+    library = re.search(r"(lib[\w.+-]+\.so[.\d]*)", error)
+    if library is None:
+        return f"Mooncake can't be imported ({error}): pip install 'pdqueue[local]' or 'pdqueue[sim]'"
+    name = library.group(1)
+    package = next((deb for prefix, deb in _DEBIAN_PACKAGES.items() if name.startswith(prefix)), None)
+    hint = f"apt-get install {package}" if package else "install the package that holds it"
+    return f"Mooncake needs the system library {name}, which is missing: {hint}"

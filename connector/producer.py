@@ -1,0 +1,204 @@
+"""P's side of the side channel for one rank: readers' messages and the engine's step metadata -> pins. No sockets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from connector.layout import KvRegion, LayoutError, consumers_of
+from connector.pins import Freed, Pins
+from connector.side_channel import (
+    Abort,
+    Answer,
+    Claim,
+    Claimed,
+    Done,
+    DoneAck,
+    Gone,
+    Hello,
+    Meta,
+    Reject,
+    Renew,
+    Renewed,
+    Request,
+    TransferMessage,
+    Verified,
+    Verify,
+    differing,
+)
+from connector.step import StepMeta
+from connector.transfers import IllegalTransition, Outcome, TransferKey
+
+log = structlog.get_logger(__name__)
+
+ReplyTo = Callable[[Answer], object]
+
+
+class Producer:
+    """Belongs to the IO thread. `now` is in seconds of a monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        epoch: str,
+        rank: int,
+        tp_size: int,
+        fingerprint: str,
+        regions: tuple[KvRegion, ...],
+        lease_s: float,
+        hold_s: float,
+        transport_at: Callable[[], tuple[str, int]],
+    ) -> None:
+        """`transport_at`: address and generation of this rank's transport now."""
+        self._epoch = epoch
+        self._rank = rank
+        self._tp_size = tp_size
+        self._fingerprint = fingerprint
+        self._regions = regions
+        self._lease_s = lease_s
+        self._transport_at = transport_at
+        self._pins = Pins(lease_s=lease_s, hold_s=hold_s)
+        self._parked: dict[TransferKey, dict[tuple[str, int], tuple[Claim, ReplyTo]]] = {}
+        """Claims that came before the prefill's end was known here."""
+        self._readers: dict[TransferKey, ReplyTo] = {}
+        """The way to whoever claimed last, to tell of this rank's end."""
+
+    def __len__(self) -> int:
+        """Pins that hold blocks."""
+        return len(self._pins)
+
+    def apply(self, meta: StepMeta, now: float) -> None:
+        """P's part of a step. A mistake in one entry is logged and harms no other."""
+        for entry in meta.expected:
+            key = TransferKey(transfer_id=entry.transfer_id, pair=entry.pair)
+            with _logged(entry.engine_request_id):
+                self._pins.expect(entry.engine_request_id, key)
+        for request_id in meta.forgotten:
+            with _logged(request_id):
+                self._answer_parked(self._pins.forget(request_id, now), now)
+        for request_id in meta.pinned:
+            with _logged(request_id):
+                self._answer_parked(self._pins.prefilled(request_id, now), now)
+        for request_id in meta.released:
+            self._pins.release(request_id, now)
+
+    def on_message(self, message: Request, reply: ReplyTo, now: float) -> None:
+        """Answers at once, but for a claim whose prefill is about to end."""
+        if isinstance(message, Hello):
+            reply(self._greet(message))
+        elif message.epoch != self._epoch:
+            reply(self._other_epoch(message))
+        elif isinstance(message, Renew):
+            refusal = self._pins.renew(message.key, message.consumer, now)
+            reply(_gone(message, refusal) if refusal else _same(Renewed, message))
+        elif isinstance(message, Claim):
+            self._claim(message, reply, now)
+        elif isinstance(message, Verify):
+            refusal = self._pins.verify(message.key, message.consumer, message.rank, now)
+            reply(_gone(message, refusal) if refusal else _same(Verified, message))
+        else:
+            self._done(message, now)
+            reply(_same(DoneAck, message))
+
+    def tick(self, now: float) -> None:
+        self._pins.expire(now)
+
+    def take_freed(self) -> list[Freed]:
+        """Each pin once."""
+        freed = self._pins.take_freed()
+        for pin in freed:
+            self._readers.pop(pin.key, None)
+            log.debug("kv_pin_freed", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)
+            if pin.cause in ("lease expired", "no reader came"):
+                log.warning("kv_pin_expired", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)
+        return freed
+
+    def abort_readers(self, reason: str) -> None:
+        """This rank is going: tells whoever may be reading."""
+        for key, reply in self._readers.items():
+            if self._pins.claims_of(key):
+                reply(Abort(epoch=self._epoch, transfer_id=key.transfer_id, pair=key.pair, reason=reason))
+
+    def _greet(self, hello: Hello) -> Meta | Reject:
+        if hello.epoch != self._epoch:
+            return Reject(epoch=hello.epoch, reason=f"P was restarted: epoch {self._epoch}, not {hello.epoch}")
+        differences = differing(self._fingerprint, hello.fingerprint)
+        if differences:
+            log.error("kv_peer_refused", peer=hello.consumer, differences=differences)
+            return Reject(epoch=hello.epoch, reason=f"fingerprints differ (here is P, the peer is D): {differences}")
+        return Meta(epoch=self._epoch, rank=self._rank, tp_size=self._tp_size, regions=self._regions)
+
+    def _claim(self, claim: Claim, reply: ReplyTo, now: float) -> None:
+        try:
+            consumers_of(self._rank, self._tp_size, claim.tp_size)
+        except LayoutError as exc:
+            reply(_gone(claim, str(exc)))
+            return
+        if self._pins.is_expected(claim.key):
+            self._pins.renew(claim.key, claim.consumer, now)
+            self._parked.setdefault(claim.key, {})[claim.consumer, claim.rank] = (claim, reply)
+            return
+        refusal = self._pins.claim(claim.key, claim.consumer, claim.rank, now)
+        if refusal:
+            reply(_gone(claim, refusal))
+            return
+        self._readers[claim.key] = reply
+        address, generation = self._transport_at()
+        reply(
+            Claimed(
+                epoch=self._epoch,
+                transfer_id=claim.transfer_id,
+                pair=claim.pair,
+                lease_s=self._lease_s,
+                transport_address=address,
+                transport_generation=generation,
+            )
+        )
+
+    def _done(self, done: Done, now: float) -> None:
+        try:
+            expected = consumers_of(self._rank, self._tp_size, done.tp_size)
+        except LayoutError:
+            expected = frozenset({done.rank if done.rank is not None else 0})
+        ranks = expected if done.rank is None else frozenset({done.rank})
+        if done.outcome is not Outcome.OK and (parked := self._parked.get(done.key)):
+            for rank in ranks:
+                parked.pop((done.consumer, rank), None)
+        if done.outcome is Outcome.FAILED:
+            log.warning(
+                "kv_reader_failed",
+                request_id=done.transfer_id,
+                pair=str(done.pair),
+                peer=done.consumer,
+                rank=done.rank,
+                cause=done.reason,
+            )
+        self._pins.done(done.key, done.consumer, ranks, expected, done.outcome, now)
+
+    def _answer_parked(self, key: TransferKey, now: float) -> None:
+        for claim, reply in self._parked.pop(key, {}).values():
+            self._claim(claim, reply, now)
+
+    def _other_epoch(self, message: Request) -> Answer:
+        assert isinstance(message, TransferMessage)
+        if isinstance(message, Done):
+            return _same(DoneAck, message)
+        return _gone(message, f"P was restarted: epoch {self._epoch}, not {message.epoch}")
+
+
+@contextlib.contextmanager
+def _logged(engine_request_id: str) -> Iterator[None]:
+    try:
+        yield
+    except IllegalTransition as exc:
+        log.error("kv_step_entry_refused", engine_request_id=engine_request_id, error=str(exc))
+
+
+def _gone(message: TransferMessage, reason: str) -> Gone:
+    return Gone(epoch=message.epoch, transfer_id=message.transfer_id, pair=message.pair, reason=reason)
+
+
+def _same(answer: type[Renewed] | type[Verified] | type[DoneAck], message: TransferMessage) -> Answer:
+    return answer(epoch=message.epoch, transfer_id=message.transfer_id, pair=message.pair)
