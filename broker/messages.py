@@ -182,6 +182,8 @@ class Deltas:
     step: int
     """Engine step counter: a D that owes tokens and whose counter stands still is stalled."""
     items: tuple[Delta, ...]
+    oldest: int = 1
+    """What is below was acknowledged or given up and will never come: where a new receiver starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

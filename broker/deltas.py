@@ -1,0 +1,264 @@
+"""Token deltas from D to gateways: one numbered link per (D process, gateway process), nothing lost, nothing doubled.
+
+D's end keeps each frame until the gateway acknowledged it, and repeats it after a gap, a reconnect, or long silence.
+The gateway's end hands out each frame's deltas once and in order. A gateway that restarts at the same address is a new
+receiver: it starts at the oldest frame that D still keeps, and knows none of the requests in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker.messages import Delta, Deltas, DeltasAck, Notice
+from broker.notices import NOTICES, NoticeReply
+from pdq.wire.link import FrameReceiver, FrameSender, LinkOverflow
+from pdq.wire.sockets import PeerLink
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSettings:
+    """The links that carry tokens."""
+
+    max_unacknowledged_frames: int = field(
+        default=4096, metadata={"help": "frames kept for one gateway; beyond it its requests fail"}
+    )
+    delta_give_up_s: float = field(
+        default=30.0, metadata={"help": "a gateway that acknowledges nothing for this long is given up"}
+    )
+    delta_resend_s: float = field(default=1.0, metadata={"help": "repeat frames not acknowledged for this long"})
+    delta_ack_s: float = field(default=0.1, metadata={"help": "shortest time between two acknowledgements"})
+    sign_of_life_s: float = field(default=1.0, metadata={"help": "an idle link sends an empty frame this often"})
+    delta_link_idle_s: float = field(
+        default=600.0, metadata={"help": "close a link that carried no token for this long"}
+    )
+
+
+class DeltaSender:
+    """D's end of all its links. Made and used in one event loop.
+
+    `on_overflow(gateway)`: this gateway acknowledges nothing; all that was kept for it is dropped, so the caller fails
+    every request of that gateway. A later push to it starts afresh.
+    """
+
+    def __init__(self, settings: DeltaSettings, *, worker_id: str, on_overflow: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._on_overflow = on_overflow
+        self._links: dict[str, _Outgoing] = {}
+        self._next_frames: dict[str, int] = {}
+        """Of closed links: numbering goes on, so that a receiver never takes a new frame for an old one."""
+        self._loop = asyncio.get_running_loop()
+        self._tick_s = min(settings.delta_resend_s, settings.sign_of_life_s) / 4
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        self.step = 0
+        """Engine step counter. Set it at steps without news too: idle frames tell it to all gateways."""
+
+    def push(self, gateway: str, step: int, items: tuple[Delta, ...]) -> None:
+        """Sends the deltas to this gateway endpoint now, or as soon as it takes them. May call `on_overflow`."""
+        self.step = max(self.step, step)
+        try:
+            link = self._links.get(gateway)
+            if link is None:
+                link = _Outgoing(self._settings, gateway, self._worker_id, first=self._next_frames.get(gateway, 1))
+                self._links[gateway] = link
+        except OSError:
+            self._give_up(gateway, "no_address")
+            return
+        if not link.push(step, items):
+            self._give_up(gateway, "too_many_frames")
+
+    def num_unacknowledged(self, gateway: str) -> int:
+        link = self._links.get(gateway)
+        return 0 if link is None else link.frames.num_retained
+
+    def drop(self, gateway: str) -> None:
+        """Forgets a gateway that is known to be gone, with all that was kept for it. No callback."""
+        link = self._links.pop(gateway, None)
+        if link is not None:
+            self._next_frames[gateway] = link.frames.next_frame
+            link.close()
+
+    async def close(self) -> None:
+        """Closes all links; what is not acknowledged by now may be lost (see `drained`)."""
+        self._timer.cancel()
+        for gateway in list(self._links):
+            self.drop(gateway)
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Waits until every frame is acknowledged. False when time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for link in list(self._links.values()):
+                    await link.drained.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        for gateway, link in list(self._links.items()):
+            silent_s, tokenless_s = link.tick(self.step)
+            if silent_s > self._settings.delta_give_up_s:
+                self._give_up(gateway, "no_acknowledgement")
+            elif tokenless_s > self._settings.delta_link_idle_s and link.frames.num_retained == 0:
+                self.drop(gateway)
+
+    def _give_up(self, gateway: str, reason: str) -> None:
+        log.warning("gateway_given_up", gateway=gateway, reason=reason, num_frames=self.num_unacknowledged(gateway))
+        self.drop(gateway)
+        self._on_overflow(gateway)
+
+
+class _Outgoing:
+    """One numbered link to one gateway."""
+
+    def __init__(self, settings: DeltaSettings, gateway: str, worker_id: str, *, first: int) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._loop = asyncio.get_running_loop()
+        self._pushed_at = self._tokens_at = self._loop.time()
+        self.frames: FrameSender[tuple[int, tuple[Delta, ...]]] = FrameSender(
+            max_retained=settings.max_unacknowledged_frames, resend_s=settings.delta_resend_s, first=first
+        )
+        self.drained = asyncio.Event()
+        self.drained.set()
+        self._link = PeerLink(
+            NOTICES, gateway, identity=worker_id, on_message=self._on_message, on_reset=self._on_reset
+        )
+
+    def push(self, step: int, items: tuple[Delta, ...]) -> bool:
+        """False: too much is unacknowledged."""
+        now = self._loop.time()
+        try:
+            self.frames.retain((step, items), now)
+        except LinkOverflow:
+            return False
+        self.drained.clear()
+        self._pushed_at = now
+        if items:
+            self._tokens_at = now
+        self._flush()
+        return True
+
+    def tick(self, step: int) -> tuple[float, float]:
+        """Repeats, or gives a sign of life. Seconds without the acknowledgement that is due, and without tokens."""
+        now = self._loop.time()
+        self.frames.on_tick(now)
+        self._flush()
+        if self.frames.num_retained == 0 and now - self._pushed_at >= self._settings.sign_of_life_s:
+            self.push(step, ())
+        return self.frames.waiting_s(now), now - self._tokens_at
+
+    def close(self) -> None:
+        self.drained.set()
+        self._link.shut()
+
+    def _flush(self) -> None:
+        for frame, (step, items) in self.frames.unsent():
+            message = Deltas(worker=self._worker_id, frame=frame, oldest=self.frames.oldest, step=step, items=items)
+            if not self._link.send(message):
+                return
+            self.frames.mark_sent(frame)
+
+    def _on_message(self, notice: Notice) -> None:
+        if isinstance(notice, DeltasAck) and notice.worker == self._worker_id:
+            self.frames.on_ack(notice.frame, self._loop.time())
+            if self.frames.num_retained == 0:
+                self.drained.set()
+            self._flush()
+
+    def _on_reset(self, is_connected: bool) -> None:
+        if is_connected:
+            self.frames.on_reset(self._loop.time())
+            self._flush()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPulse:
+    """When a worker last moved, in the event loop's time (`asyncio.get_running_loop().time()`)."""
+
+    last_frame_at: float
+    step: int
+    step_changed_at: float
+
+
+class DeltaReceiver:
+    """The gateway's end of all links. Made and used in one event loop."""
+
+    def __init__(self, settings: DeltaSettings) -> None:
+        self._settings = settings
+        self._links: dict[str, _Incoming] = {}
+
+    def feed(self, deltas: Deltas, reply: NoticeReply) -> tuple[Delta, ...]:
+        """The deltas to take over: each once, in order. Empty for a repeated frame and for one that comes too early."""
+        link = self._links.get(deltas.worker)
+        if link is None:
+            link = self._links[deltas.worker] = _Incoming(deltas.worker, self._settings)
+        return link.feed(deltas, reply)
+
+    def pulse(self, worker: str) -> WorkerPulse | None:
+        """None: nothing came from this worker yet."""
+        link = self._links.get(worker)
+        return None if link is None else link.pulse
+
+    def forget(self, worker: str) -> None:
+        """For workers that are gone. Should it speak again, its unacknowledged frames are accepted once more."""
+        link = self._links.pop(worker, None)
+        if link is not None:
+            link.close()
+
+    async def close(self) -> None:
+        for worker in list(self._links):
+            self.forget(worker)
+
+
+class _Incoming:
+    """One numbered link from one worker process."""
+
+    def __init__(self, worker: str, settings: DeltaSettings) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReceiver(ack_interval_s=settings.delta_ack_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._reply: NoticeReply | None = None
+        now = self._loop.time()
+        self.pulse = WorkerPulse(last_frame_at=now, step=-1, step_changed_at=now)
+
+    def feed(self, deltas: Deltas, reply: NoticeReply) -> tuple[Delta, ...]:
+        now = self._loop.time()
+        has_moved = deltas.step > self.pulse.step
+        self.pulse = WorkerPulse(
+            last_frame_at=now,
+            step=deltas.step if has_moved else self.pulse.step,
+            step_changed_at=now if has_moved else self.pulse.step_changed_at,
+        )
+        self._reply = reply
+        num_skipped = self._frames.num_skipped
+        is_accepted = self._frames.accept(deltas.frame, oldest=deltas.oldest)
+        if self._frames.num_skipped > num_skipped:
+            log.warning("delta_frames_skipped", worker=self._worker, total=self._frames.num_skipped)
+        self._acknowledge()
+        return deltas.items if is_accepted else ()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _acknowledge(self) -> None:
+        """Now, or by the timer, so that acks are at least `delta_ack_s` apart."""
+        ack = self._frames.ack_due(self._loop.time())
+        if ack is not None and self._reply is not None:
+            self._reply(DeltasAck(worker=self._worker, frame=ack))
+        deadline = self._frames.next_deadline()
+        if deadline is not None and self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._acknowledge()

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pdq.wire.link import FrameReceiver, FrameSender, LinkOverflow
+
+
+def sender(**options):
+    return FrameSender(**{"max_retained": 10, "resend_s": 1.0, **options})
+
+
+def send_all(link):
+    sent = []
+    for frame, payload in link.unsent():
+        link.mark_sent(frame)
+        sent.append((frame, payload))
+    return sent
+
+
+def test_frames_are_numbered_from_one_and_sent_once():
+    link = sender()
+
+    assert [link.retain(text, 0.0) for text in "ab"] == [1, 2]
+    assert send_all(link) == [(1, "a"), (2, "b")]
+    assert send_all(link) == []
+
+
+def test_a_refused_frame_is_offered_again_before_later_ones():
+    link = sender()
+    link.retain("a", 0.0)
+    link.retain("b", 0.0)
+
+    assert next(link.unsent()) == (1, "a")  # refused: not marked
+    assert list(link.unsent()) == [(1, "a")]  # stops at the first that is not marked
+    assert send_all(link) == [(1, "a"), (2, "b")]
+
+
+def test_too_many_unacknowledged_frames_are_refused_until_an_ack():
+    link = sender(max_retained=2)
+    link.retain("a", 0.0)
+    link.retain("b", 0.0)
+    with pytest.raises(LinkOverflow, match="2 frames"):
+        link.retain("c", 0.0)
+
+    send_all(link)
+    link.on_ack(1, 0.0)
+
+    assert link.retain("c", 0.0) == 3
+    assert link.oldest == 2
+
+
+def test_a_reset_sends_everything_unacknowledged_again():
+    link = sender()
+    for text in "abc":
+        link.retain(text, 0.0)
+    send_all(link)
+    link.on_ack(1, 0.0)
+    link.on_reset(0.1)
+
+    assert send_all(link) == [(2, "b"), (3, "c")]
+
+
+def test_no_ack_in_time_sends_again_at_growing_distances():
+    link = sender()
+    link.retain("a", 0.0)
+    send_all(link)
+
+    resent_at = []
+    for tenth in range(200):
+        link.on_tick(tenth / 10)
+        if send_all(link):
+            resent_at.append(tenth / 10)
+
+    assert resent_at == [1.0, 3.0, 7.0, 11.0, 15.0, 19.0]
+
+
+def test_an_ack_that_was_on_its_way_during_a_reset_counts():
+    link = sender()
+    link.retain("a", 0.0)
+    link.retain("b", 0.0)
+    send_all(link)
+    link.on_reset(0.1)
+    link.on_ack(1, 0.2)
+
+    assert send_all(link) == [(2, "b")]
+
+
+def test_a_repeated_ack_sends_again_but_not_time_and_again():
+    link = sender()
+    link.retain("a", 0.0)
+    link.retain("b", 0.0)
+    send_all(link)
+    link.on_ack(0, 0.1)
+
+    assert send_all(link) == [(1, "a"), (2, "b")]
+    link.on_ack(0, 0.2)
+    assert send_all(link) == []
+    link.on_ack(0, 0.4)
+    assert send_all(link) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("nonsense", [-5, 7, 2**63])
+def test_an_ack_of_something_never_sent_changes_nothing(nonsense):
+    link = sender()
+    link.retain("a", 0.0)
+    send_all(link)
+    link.on_ack(nonsense, 0.0)
+
+    assert (link.oldest, link.num_retained) == (1, 1)
+    assert send_all(link) == []
+
+
+def test_a_duplicate_is_dropped_and_acknowledged_again():
+    link = FrameReceiver(ack_interval_s=0.1)
+
+    assert link.accept(1, oldest=1)
+    assert link.ack_due(0.0) == 1
+    assert not link.accept(1, oldest=1)
+    assert link.ack_due(0.05) is None
+    assert link.next_deadline() == 0.1
+    assert link.ack_due(0.1) == 1
+    assert link.ack_due(0.2) is None
+
+
+def test_a_gap_is_not_accepted_and_repeats_the_last_ack():
+    link = FrameReceiver(ack_interval_s=0.1)
+    link.accept(1, oldest=1)
+    link.ack_due(0.0)
+
+    assert not link.accept(3, oldest=1)
+    assert link.ack_due(1.0) == 1
+    assert link.accept(2, oldest=1)
+
+
+def test_a_new_receiver_starts_at_the_oldest_frame_not_at_the_first_seen():
+    link = FrameReceiver(ack_interval_s=0.1)
+
+    assert not link.accept(59, oldest=57)
+    assert link.ack_due(0.0) == 56
+    assert [link.accept(frame, oldest=57) for frame in (57, 58, 59)] == [True] * 3
+
+
+def test_frames_that_were_given_up_are_skipped_and_counted():
+    link, receiver = sender(), FrameReceiver(ack_interval_s=0.1)
+    link.retain("a", 0.0)
+    send_all(link)
+    assert receiver.accept(1, oldest=1)
+    link.retain("b", 0.0)
+
+    assert link.give_up() == ["a", "b"]
+    assert link.retain("c", 0.0) == 3
+    assert receiver.accept(3, oldest=link.oldest)
+    assert receiver.num_skipped == 1
+
+
+class LossyChannel(RuleBasedStateMachine):
+    """Frames and acks are lost, repeated and reordered at will; then the channel becomes fair and all must arrive."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.link = sender(max_retained=6)
+        self.receiver = FrameReceiver(ack_interval_s=0.1)
+        self.frames: list[tuple[int, int, int]] = []
+        self.acks: list[int] = []
+        self.pushed = 0
+        self.delivered: list[int] = []
+
+    @precondition(lambda self: self.link.num_retained < 6)
+    @rule()
+    def push(self):
+        self.pushed += 1
+        self.link.retain(self.pushed, self.now)
+
+    @rule(room=st.integers(0, 6))
+    def flush(self, room):
+        for frame, payload in self.link.unsent():
+            if room == 0:
+                return
+            room -= 1
+            self.frames.append((frame, self.link.oldest, payload))
+            self.link.mark_sent(frame)
+
+    @precondition(lambda self: self.frames)
+    @rule(data=st.data(), keep=st.booleans(), lose=st.booleans())
+    def frame_arrives(self, data, keep, lose):
+        index = data.draw(st.integers(0, len(self.frames) - 1))
+        frame, oldest, payload = self.frames[index] if keep else self.frames.pop(index)
+        if not lose and self.receiver.accept(frame, oldest=oldest):
+            self.delivered.append(payload)
+
+    @rule()
+    def acknowledge(self):
+        ack = self.receiver.ack_due(self.now)
+        if ack is not None:
+            self.acks.append(ack)
+
+    @precondition(lambda self: self.acks)
+    @rule(data=st.data(), keep=st.booleans(), lose=st.booleans())
+    def ack_arrives(self, data, keep, lose):
+        index = data.draw(st.integers(0, len(self.acks) - 1))
+        ack = self.acks[index] if keep else self.acks.pop(index)
+        if not lose:
+            self.link.on_ack(ack, self.now)
+
+    @rule()
+    def reset(self):
+        self.frames.clear()
+        self.acks.clear()
+        self.link.on_reset(self.now)
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 2.0, 5.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.link.on_tick(self.now)
+
+    @invariant()
+    def delivered_in_order_without_gap_or_double(self):
+        assert self.delivered == list(range(1, len(self.delivered) + 1))
+
+    def teardown(self):
+        for _ in range(20):
+            self.now += 5.0
+            self.link.on_tick(self.now)
+            for frame, payload in self.link.unsent():
+                self.link.mark_sent(frame)
+                if self.receiver.accept(frame, oldest=self.link.oldest):
+                    self.delivered.append(payload)
+            ack = self.receiver.ack_due(self.now)
+            if ack is not None:
+                self.link.on_ack(ack, self.now)
+        assert self.delivered == list(range(1, self.pushed + 1))
+        assert self.link.num_retained == 0
+
+
+LossyChannel.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+test_a_lossy_channel_delivers_each_frame_once_and_in_order = LossyChannel.TestCase

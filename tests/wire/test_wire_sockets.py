@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+import pytest
+import uvloop
+import zmq
+
+from pdq.wire.codec import Codec
+from pdq.wire.sockets import Inbox, PeerLink, Peers, Reply
+
+LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    text: str
+
+
+CODEC: Codec[Ping | Pong] = Codec(Ping | Pong)
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    def run_in_loop(coroutine):
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+    return run_in_loop
+
+
+def echo(message: Ping | Pong, reply: Reply[Ping | Pong]) -> None:
+    reply(Pong(text=message.text))
+
+
+async def started(handler=echo, **options) -> Inbox[Ping | Pong]:
+    inbox = Inbox(CODEC, host="127.0.0.1", **options)
+    await inbox.start(handler)
+    return inbox
+
+
+def test_a_request_gets_its_answer(run):
+    async def scenario():
+        inbox = await started()
+        link = PeerLink(CODEC, inbox.endpoint, identity="a")
+        answers = await asyncio.gather(
+            *(link.request(Ping(text=str(i)), timeout_s=LIMIT_S, tries=1) for i in range(500))
+        )
+        await link.close()
+        await inbox.close()
+        return answers
+
+    assert run(scenario()) == [Pong(text=str(i)) for i in range(500)]
+
+
+def test_one_way_messages_arrive_in_order_and_unsolicited_ones_come_back(run):
+    async def scenario():
+        seen, back, done = [], [], asyncio.Event()
+
+        def collect(message, reply):
+            seen.append(int(message.text))
+            reply(Pong(text=message.text))
+
+        def returned(message):
+            back.append(int(message.text))
+            if len(back) == 800:
+                done.set()
+
+        inbox = await started(collect)
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", on_message=returned)
+        assert all(link.send(Ping(text=str(i))) for i in range(800))
+        await done.wait()
+        await link.close()
+        await inbox.close()
+        return seen, back
+
+    assert run(scenario()) == (list(range(800)), list(range(800)))
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_ref(run):
+    async def scenario():
+        refs = []
+
+        def second_time(message, reply):
+            refs.append(reply._ref)
+            if len(refs) == 2:
+                reply(Pong(text="late"))
+
+        inbox = await started(second_time)
+        link = PeerLink(CODEC, inbox.endpoint, identity="a")
+        answer = await link.request(Ping(text="x"), timeout_s=0.05, tries=50)
+        await link.close()
+        await inbox.close()
+        return answer, refs[:2]
+
+    assert run(scenario()) == (Pong(text="late"), [1, 1])
+
+
+def test_a_silent_peer_ends_in_a_timeout_and_a_late_answer_is_dropped(run):
+    async def scenario():
+        replies, late = [], []
+        inbox = await started(lambda message, reply: replies.append(reply))
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", on_message=late.append)
+        with pytest.raises(TimeoutError, match="Ping to tcp://127"):
+            await link.request(Ping(text="x"), timeout_s=0.05, tries=2)
+        first = replies[0]
+        assert first(Pong(text="late"))
+        await inbox.start(echo) if False else None
+        inbox._handler = echo
+        assert await link.request(Ping(text="y"), timeout_s=LIMIT_S, tries=1) == Pong(text="y")
+        assert late == []
+        await link.close()
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_an_answer_to_a_vanished_peer_is_false(run):
+    async def scenario():
+        replies: asyncio.Queue[Reply[Ping | Pong]] = asyncio.Queue()
+        inbox = await started(lambda message, reply: replies.put_nowait(reply))
+        link = PeerLink(CODEC, inbox.endpoint, identity="a")
+        link.send(Ping(text="x"))
+        reply = await replies.get()
+        await link.close()
+        while reply(Pong(text="x")):
+            await asyncio.sleep(0)  # until the inbox has seen the end of the connection
+        assert inbox.num_dropped == 1
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_sending_never_blocks_when_nobody_reads(run):
+    async def scenario():
+        inbox = Inbox(CODEC, host="127.0.0.1", hwm=10)  # never started
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", hwm=10)
+        sent = [link.send(Ping(text="x" * 100_000)) for _ in range(2000)]
+        assert not all(sent)
+        assert link.num_dropped == sent.count(False)
+        await link.close()
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_a_queue_that_was_full_takes_messages_again(run):
+    async def scenario():
+        count = 0
+
+        def counted(message, reply):
+            nonlocal count
+            count += 1
+
+        inbox = Inbox(CODEC, host="127.0.0.1", hwm=10)
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", hwm=10)
+        sent = 0
+        while link.send(Ping(text="x" * 100_000)):
+            sent += 1
+        await inbox.start(counted)
+        inbox._handler = lambda message, reply: (counted(message, reply), reply(message))
+        assert await link.request(Ping(text="y"), timeout_s=0.1, tries=90) == Ping(text="y")
+        assert count > sent
+        await link.close()
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_what_does_not_decode_is_counted_and_the_inbox_goes_on(run):
+    async def scenario():
+        inbox = await started()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
+            hostile.connect(inbox.endpoint)
+            hostile.send(b"\xc1")
+            hostile.send_multipart([b"a", b"b", b"c"])
+            hostile.send(CODEC.encode(Ping(text="x")) + b"junk")
+            hostile.send(CODEC.encode(Ping(text="x"), ref=7))
+            while not hostile.poll(0):
+                await asyncio.sleep(0)
+            assert CODEC.decode(hostile.recv()) == (Pong(text="x"), 7)
+        assert inbox.num_undecodable == 3
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_a_handler_that_raises_does_not_stop_the_inbox(run):
+    async def scenario():
+        def moody(message, reply):
+            if message.text == "bad":
+                raise RuntimeError("moody")
+            echo(message, reply)
+
+        inbox = await started(moody)
+        link = PeerLink(CODEC, inbox.endpoint, identity="a")
+        link.send(Ping(text="bad"))
+        answer = await link.request(Ping(text="good"), timeout_s=LIMIT_S, tries=1)
+        await link.close()
+        await inbox.close()
+        return answer
+
+    assert run(scenario()) == Pong(text="good")
+
+
+def test_a_restarted_peer_answers_and_the_reset_is_reported(run):
+    async def scenario():
+        resets: asyncio.Queue[bool] = asyncio.Queue()
+        inbox = await started()
+        port = int(inbox.endpoint.rpartition(":")[2])
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", on_reset=resets.put_nowait)
+        await link.request(Ping(text="1"), timeout_s=LIMIT_S, tries=1)
+        await inbox.close()
+        assert await resets.get() is False
+        assert link.send(Ping(text="to nobody")) is False
+        waiting = asyncio.ensure_future(link.request(Ping(text="2"), timeout_s=LIMIT_S, tries=1))
+        await asyncio.sleep(0)
+        seen = []
+        while True:
+            try:
+                inbox = await started(
+                    lambda message, reply: (seen.append(message.text), echo(message, reply)), port=port
+                )
+                break
+            except OSError:  # ZeroMQ closes the old socket in its own thread
+                await asyncio.sleep(0)
+        assert await resets.get() is True
+        assert await waiting == Pong(text="2")
+        assert seen == ["2"]
+        await link.close()
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_closing_a_link_ends_its_requests(run):
+    async def scenario():
+        inbox = await started(lambda message, reply: None)
+        link = PeerLink(CODEC, inbox.endpoint, identity="a")
+        waiting = asyncio.ensure_future(link.request(Ping(text="x"), timeout_s=LIMIT_S, tries=1))
+        await asyncio.sleep(0)
+        await link.close()
+        with pytest.raises(TimeoutError, match="closed"):
+            await waiting
+        with pytest.raises(TimeoutError, match="closed"):
+            await link.request(Ping(text="x"), timeout_s=LIMIT_S, tries=1)
+        await inbox.close()
+
+    run(scenario())
+
+
+async def test_a_taken_port_is_an_error_with_its_number():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+            Inbox(CODEC, host="127.0.0.1", port=port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", "[::]"])
+async def test_a_wildcard_is_never_advertised(host):
+    with pytest.raises(ValueError, match="advertise"):
+        Inbox(CODEC, host=host)
+    inbox = Inbox(CODEC, host=host, advertise_host="localhost")
+
+    assert inbox.endpoint.startswith("tcp://localhost:")
+    await inbox.close()
+
+
+@pytest.mark.parametrize(("host", "prefix"), [("::1", "tcp://[::1]:"), ("localhost", "tcp://localhost:")])
+async def test_ipv6_addresses_and_host_names_work(host, prefix):
+    inbox = Inbox(CODEC, host=host)
+    await inbox.start(echo)
+    link = PeerLink(CODEC, inbox.endpoint, identity="a")
+
+    assert inbox.endpoint.startswith(prefix)
+    assert await link.request(Ping(text="x"), timeout_s=LIMIT_S, tries=1) == Pong(text="x")
+    await link.close()
+    await inbox.close()
+
+
+async def test_an_endpoint_that_is_no_address_is_an_error():
+    with pytest.raises(OSError, match="nonsense"):
+        PeerLink(CODEC, "nonsense", identity="a")
+
+
+async def test_unused_links_are_closed_and_made_again():
+    inbox = await started()
+    peers = Peers(CODEC, identity="a", idle_s=0.02)
+
+    assert await peers.request(inbox.endpoint, Ping(text="x"), timeout_s=LIMIT_S, tries=1) == Pong(text="x")
+    async with asyncio.timeout(LIMIT_S):
+        while len(peers):
+            await asyncio.sleep(0.01)
+    assert await peers.request(inbox.endpoint, Ping(text="y"), timeout_s=LIMIT_S, tries=1) == Pong(text="y")
+    await peers.close()
+    await inbox.close()
