@@ -1,0 +1,120 @@
+"""One engine, one step at a time: scheduler, connector halves and runner in vLLM's order. No sockets, no clock."""
+
+from __future__ import annotations
+
+import structlog
+
+from connector.layout import KvRegion
+from engine.base import EngineRequest, EngineStats, StepOutputs
+from engine.embedded.block_pool import BlockPool
+from engine.embedded.connector_port import SchedulerPort, WorkerPort
+from engine.embedded.intake import Limits
+from engine.embedded.messages import Abort, Release
+from engine.embedded.runner import Runner
+from engine.embedded.scheduler import Scheduler
+from engine.embedded.settings import EngineSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class CoreFailed(Exception):
+    """The engine can't go on; what it holds is lost."""
+
+
+class EngineCore:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        runner: Runner,
+        scheduler_half: SchedulerPort,
+        worker_half: WorkerPort,
+        *,
+        pool: BlockPool,
+        regions: list[KvRegion],
+        limits: Limits,
+    ) -> None:
+        """The worker half has `regions` registered already."""
+        self.pool = pool
+        self.scheduler = Scheduler(settings, pool, scheduler_half, limits=limits, eos_token_ids=runner.eos_token_ids)
+        self._runner = runner
+        self._scheduler_half = scheduler_half
+        self._worker_half = worker_half
+        self._layer_names = _layer_names(regions, runner.num_layers)
+        self._num_steps = 0
+        self._is_busy = False
+
+    def handle(self, message: EngineRequest | Abort | Release) -> None:
+        """A step must follow: what the message changed is told to the connector, and released ids come out, there."""
+        match message:
+            case EngineRequest():
+                self.scheduler.add(message)
+            case Abort(engine_request_id=engine_request_id):
+                self.scheduler.abort(engine_request_id)
+            case Release(engine_request_id=engine_request_id):
+                self.scheduler.release(engine_request_id)
+        self._is_busy = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Another step now would do something. False: only a message or the connector can change that."""
+        return self._is_busy or self._scheduler_half.has_pending_meta()
+
+    def step(self) -> StepOutputs:
+        """One step, also with nothing to compute: the connector's news are taken over. Raises CoreFailed."""
+        scheduler, scheduler_half, worker_half = self.scheduler, self._scheduler_half, self._worker_half
+        scheduler.fail_gone(scheduler_half.take_gone())
+        chunks = scheduler.schedule()
+        meta = scheduler_half.build_connector_meta()
+        worker_half.handle_preemptions(meta)
+        worker_half.bind_connector_metadata(meta)
+        # vLLM 0.32 launches the forward first, but its forward is asynchronous; ours would delay the loads by a step.
+        worker_half.start_load_kv()
+        results = self._runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
+        worker_half.wait_for_save()
+        transfers = worker_half.get_transfer_results()
+        worker_half.clear_connector_metadata()
+        scheduler.update(chunks, results)
+        if transfers.fatal is not None:
+            raise CoreFailed(f"the connector can't give KV blocks back safely: {transfers.fatal}")
+        if not transfers.is_empty:
+            scheduler.on_transfers(transfers)
+        outputs, released = scheduler.take_news()
+        self._num_steps += 1
+        # Blocks that came free may let the head of the queue in, so news ask for one more step.
+        self._is_busy = scheduler.can_compute or bool(chunks or released or outputs)
+        return StepOutputs(outputs=outputs, released=released, stats=self.stats())
+
+    def stats(self) -> EngineStats:
+        """`step` counts idle steps too: it stands still only while a step, or the loop, is stuck."""
+        return EngineStats(
+            step=self._num_steps,
+            total_blocks=self.pool.num_blocks,
+            free_blocks=self.pool.num_free,
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            pinned=self.scheduler.num_pinned,
+        )
+
+    def close(self) -> None:
+        """Connector before memory: nobody may touch the blocks when the runner drops them."""
+        self._scheduler_half.shutdown()
+        self._worker_half.shutdown()
+        self._runner.close()
+
+    def _before_layer(self, layer: int) -> None:
+        for name in self._layer_names[layer]:
+            self._worker_half.wait_for_layer_load(name)
+
+    def _after_layer(self, layer: int) -> None:
+        for name in self._layer_names[layer]:
+            self._worker_half.save_kv_layer(name)
+
+
+def _layer_names(regions: list[KvRegion], num_layers: int) -> list[tuple[str, ...]]:
+    """The connector's names of each layer; one region for all layers is final after the last one."""
+    names = [region.layer for region in regions]
+    if len(names) == num_layers:
+        return [(name,) for name in names]
+    if len(names) != 1:
+        raise ValueError(f"{len(names)} KV regions for {num_layers} layers: expected one, or one per layer")
+    return [()] * (num_layers - 1) + [(names[0],)]
