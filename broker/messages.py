@@ -39,6 +39,8 @@ class KvReady:
     """Endpoint of the gateway's inbox."""
     gateway_id: str
     prefill_worker: str
+    prefill_endpoint: str
+    """Endpoint of P's inbox, for Room."""
     queue_wait_s: float
     prefill_s: float
     cached_tokens: int

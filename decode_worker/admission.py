@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
-from broker.links import NoticePeers, Reply
 
+from broker.errors import PeerUnavailable
+from broker.links import NoticePeers, NoticeReply
 from broker.messages import Accepted, Admit, Busy, Cancel, Delta, Go, Gone, KvReady, Notice
-from broker.notice_settings import NoticeSettings
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import DecodeRequest, Verdict
 from decode_worker.room import RoomWaiters
@@ -27,7 +27,6 @@ class Admission:
         worker_id: str,
         endpoint: str,
         settings: DecodeWorkerSettings,
-        notice_settings: NoticeSettings,
         requests: OpenRequests,
         ledger: KvLedger,
         room: RoomWaiters,
@@ -40,7 +39,6 @@ class Admission:
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._settings = settings
-        self._notices = notice_settings
         self._requests = requests
         self._table = requests.table
         self._ledger = ledger
@@ -49,10 +47,10 @@ class Admission:
         self._peers = peers
         self._on_go = on_go
         self._clock = clock
-        self._replies: dict[DecodeRequest, Reply] = {}
+        self._replies: dict[DecodeRequest, NoticeReply] = {}
         self.is_open = True
 
-    def on_kv_ready(self, ready: KvReady, reply: Reply) -> None:
+    def on_kv_ready(self, ready: KvReady, reply: NoticeReply) -> None:
         """Answers now, or once the gateway has spoken."""
         verdict, answer = self._table.classify(ready, self._clock())
         request = self._table.by_request_id(ready.request_id)
@@ -64,7 +62,7 @@ class Admission:
             self._start(ready, reply)
         else:
             reply(Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=self._ledger.free_tokens))
-            self._room.add(reply)
+            self._room.add(ready.prefill_endpoint)
 
     def on_cancel(self, cancel: Cancel) -> None:
         """Also right before the request's KvReady has come."""
@@ -85,7 +83,7 @@ class Admission:
         expected = min(max(ready.sampling.max_tokens - generated, 1), self._settings.expected_output_tokens)
         return min(num_ids(ready.prompt_ids) + generated + expected, self._ledger.total_tokens)
 
-    def _start(self, ready: KvReady, reply: Reply) -> None:
+    def _start(self, ready: KvReady, reply: NoticeReply) -> None:
         request, replaced = self._table.open(ready)
         if replaced is not None:
             self._requests.abort(replaced, reason=None)
@@ -108,13 +106,8 @@ class Admission:
             )
         )
         try:
-            answer: Notice | None = await self._peers.request(
-                ready.gateway,
-                self._question(ready),
-                timeout_s=self._notices.notice_ack_s,
-                tries=self._notices.notice_tries,
-            )
-        except TimeoutError:
+            answer: Notice | None = await self._peers.request(ready.gateway, self._question(ready))
+        except PeerUnavailable:
             answer = None
         message = self._decide(request, answer)
         reply = self._replies.pop(request, None)

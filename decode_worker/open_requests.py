@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 import structlog
-from broker.links import NoticePeers
 
+from broker.errors import PeerUnavailable
+from broker.links import NoticePeers
 from broker.messages import Failed
-from broker.notice_settings import NoticeSettings
 from decode_worker.requests import DecodeRequest, RequestTable
 from engine.base import Engine
 
@@ -24,13 +24,11 @@ class OpenRequests:
         table: RequestTable,
         engine: Engine,
         peers: NoticePeers,
-        notice_settings: NoticeSettings,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
         self._peers = peers
-        self._notices = notice_settings
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = table
@@ -77,10 +75,8 @@ class OpenRequests:
             retryable=True,
         )
         try:
-            await self._peers.request(
-                ready.gateway, failed, timeout_s=self._notices.notice_ack_s, tries=self._notices.notice_tries
-            )
-        except TimeoutError:
+            await self._peers.request(ready.gateway, failed)
+        except PeerUnavailable:
             log.warning("gateway_silent", request_id=ready.request_id, gateway=ready.gateway)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final
-
-from broker.links import Reply
-
+from broker.links import NoticePeers
 from broker.messages import Room
-
-_MAX_WAITERS: Final = 1024  # a worker that was forgotten here asks again by itself after its park_retry_s
 
 
 class RoomWaiters:
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, peers: NoticePeers) -> None:
         self._worker_id = worker_id
-        self._waiters: deque[Reply] = deque(maxlen=_MAX_WAITERS)
+        self._peers = peers
+        self._waiters: dict[str, None] = {}
+        """Inbox endpoints of prefill workers, in the order in which they were refused."""
 
-    def add(self, reply: Reply) -> None:
-        self._waiters.append(reply)
+    def add(self, prefill_endpoint: str) -> None:
+        self._waiters[prefill_endpoint] = None
 
     def tell(self, free_tokens: int) -> None:
-        """All of them: they ask again, and placement decides who comes first."""
-        while self._waiters:
-            self._waiters.popleft()(Room(worker=self._worker_id, free_tokens=free_tokens))
+        """All of them: they ask again, and placement decides who comes first. A lost one asks by itself later."""
+        waiters, self._waiters = self._waiters, {}
+        for endpoint in waiters:
+            self._peers.send(endpoint, Room(worker=self._worker_id, free_tokens=free_tokens))

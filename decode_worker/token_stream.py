@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from broker.links import DeltaSender
-
 from broker.messages import DecodeStats, Delta
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import DecodeRequest, State
@@ -20,7 +19,7 @@ class TokenStream:
 
     def on_step(self, step: StepOutputs) -> None:
         """Tokens of requests without Go are held back in the table."""
-        self._step = step.stats.step
+        self._step = self._deltas.step = step.stats.step
         frames: dict[str, list[Delta]] = {}
         for output in step.outputs:
             request = self._table.by_engine_id(output.engine_request_id)
@@ -37,13 +36,13 @@ class TokenStream:
             if delta.finish is not None:
                 self._requests.finish(request)
         for gateway, deltas in frames.items():
-            self._deltas.push(gateway, self._step, deltas)
+            self._deltas.push(gateway, self._step, tuple(deltas))
 
     def on_go(self, request: DecodeRequest, held_back: list[Delta]) -> None:
         """The request was admitted: what came before Go leaves first."""
         if not held_back:
             return
-        self._deltas.push(request.ready.gateway, self._step, held_back)
+        self._deltas.push(request.ready.gateway, self._step, tuple(held_back))
         if held_back[-1].finish is not None:
             self._requests.finish(request)
 

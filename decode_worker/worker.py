@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from broker.links import DeltaSender, NoticePeers, Reply
 
 from broker.base import WorkerRecord
+from broker.links import DeltaSender, NoticePeers, NoticeReply
 from broker.membership import Membership
 from broker.messages import Cancel, Cancelled, KvReady, Notice
-from broker.notice_settings import NoticeSettings
 from decode_worker.admission import Admission
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import RequestTable
@@ -34,7 +33,6 @@ class DecodeWorker:
         model: str,
         settings: DecodeWorkerSettings,
         drain_grace_s: float,
-        notice_settings: NoticeSettings,
         engine: Engine,
         engine_info: EngineInfo,
         peers: NoticePeers,
@@ -51,13 +49,12 @@ class DecodeWorker:
         self._stats: EngineStats | None = None
         self._stepped = asyncio.Event()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
-        self._room = RoomWaiters(worker_id)
+        self._room = RoomWaiters(worker_id, peers)
         self._requests = OpenRequests(
             worker_id=worker_id,
             table=RequestTable(answer_memory_s=settings.answer_memory_s),
             engine=engine,
             peers=peers,
-            notice_settings=notice_settings,
             clock=clock,
         )
         self._stream = TokenStream(requests=self._requests, deltas=deltas)
@@ -65,7 +62,6 @@ class DecodeWorker:
             worker_id=worker_id,
             endpoint=endpoint,
             settings=settings,
-            notice_settings=notice_settings,
             requests=self._requests,
             ledger=self._ledger,
             room=self._room,
@@ -92,7 +88,7 @@ class DecodeWorker:
             await asyncio.shield(self._requests.fail_all("the decode worker stopped"))
             await membership.leave()
 
-    def on_notice(self, message: Notice, reply: Reply) -> None:
+    def on_notice(self, message: Notice, reply: NoticeReply) -> None:
         """The inbox's handler."""
         match message:
             case KvReady():

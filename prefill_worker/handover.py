@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 import structlog
-from broker.links import NoticePeers
 
 from broker import placement
 from broker.base import WorkerRecord
+from broker.errors import PeerUnavailable
+from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Gone, KvReady
-from broker.notice_settings import NoticeSettings
 from prefill_worker.held import HeldJob, Phase
 from prefill_worker.settings import PrefillWorkerSettings
 
@@ -44,15 +44,13 @@ class Handover:
         *,
         peers: NoticePeers,
         view: RegistryView,
-        settings: NoticeSettings,
-        worker_settings: PrefillWorkerSettings,
+        settings: PrefillWorkerSettings,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self._peers = peers
         self._view = view
         self._settings = settings
-        self._worker_settings = worker_settings
         self._clock = clock
         self._rng = rng
         self._room = asyncio.Event()
@@ -65,7 +63,7 @@ class Handover:
 
     async def offer(self, held: HeldJob, ready: KvReady) -> HandoverResult:
         """Returns when a decode worker accepted, the gateway said Gone, or park_s passed with every one busy."""
-        give_up_at = self._clock() + self._worker_settings.park_s
+        give_up_at = self._clock() + self._settings.park_s
         while True:
             result = await self._offer_once(held, ready)
             if result is not None:
@@ -74,7 +72,7 @@ class Handover:
             if remaining_s <= 0:
                 return HandoverResult(outcome=Outcome.NO_ROOM)
             held.phase = Phase.PARKED
-            await self._wait_for_room(min(remaining_s, self._worker_settings.park_retry_s))
+            await self._wait_for_room(min(remaining_s, self._settings.park_retry_s))
 
     async def _offer_once(self, held: HeldJob, ready: KvReady) -> HandoverResult | None:
         """Every ready decode worker once, best first; None when all were busy or silent."""
@@ -88,10 +86,8 @@ class Handover:
                 return None
             candidates.remove(target)
             try:
-                answer = await self._peers.request(
-                    target.endpoint, ready, timeout_s=self._settings.notice_ack_s, tries=self._settings.notice_tries
-                )
-            except TimeoutError:
+                answer = await self._peers.request(target.endpoint, ready)
+            except PeerUnavailable:
                 log.warning("decode_worker_silent", request_id=ready.request_id, worker=target.worker_id)
                 continue
             match answer:

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from broker.links import NoticePeers
 
 from broker.base import DeadJob, PrefillQueue
-from broker.errors import QueueUnavailable
+from broker.errors import PeerUnavailable, QueueUnavailable
+from broker.links import NoticePeers
 from broker.messages import Failed, KvReady, PromptLogprobs
-from broker.notice_settings import NoticeSettings
 from engine.base import Engine, EngineOutput, EngineRequest, PrefillOnly
 from prefill_worker.handover import Handover, Outcome
 from prefill_worker.held import HeldJob
@@ -24,19 +23,19 @@ class JobRunner:
         self,
         *,
         worker_id: str,
+        endpoint: str,
         queue: PrefillQueue,
         engine: Engine,
         peers: NoticePeers,
         handover: Handover,
-        notice_settings: NoticeSettings,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
+        self._endpoint = endpoint
         self._queue = queue
         self._engine = engine
         self._peers = peers
         self._handover = handover
-        self._notices = notice_settings
         self._clock = clock
 
     async def run(self, held: HeldJob) -> None:
@@ -91,6 +90,7 @@ class JobRunner:
             gateway=job.gateway,
             gateway_id=job.gateway_id,
             prefill_worker=self._worker_id,
+            prefill_endpoint=self._endpoint,
             queue_wait_s=lease.queue_wait_s,
             prefill_s=prefill_s,
             cached_tokens=output.cached_tokens,
@@ -140,10 +140,8 @@ class JobRunner:
 
     async def notify(self, gateway: str, message: Failed | PromptLogprobs) -> None:
         try:
-            await self._peers.request(
-                gateway, message, timeout_s=self._notices.notice_ack_s, tries=self._notices.notice_tries
-            )
-        except TimeoutError:
+            await self._peers.request(gateway, message)
+        except PeerUnavailable:
             log.warning("gateway_silent", gateway=gateway, kind=type(message).__name__, request_id=message.request_id)
 
     async def _drop(self, held: HeldJob) -> None:

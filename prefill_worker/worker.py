@@ -7,13 +7,12 @@ import random
 from collections.abc import Callable
 
 import structlog
-from broker.links import NoticePeers, Reply
 
 from broker.base import JobLease, PrefillQueue, WorkerRecord
 from broker.errors import QueueUnavailable
+from broker.links import NoticePeers, NoticeReply
 from broker.membership import Membership, RegistryView
 from broker.messages import Cancel, Cancelled, Failed, Notice, Room
-from broker.notice_settings import NoticeSettings
 from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
 from engine.ledger import KvLedger
 from pdq.runtime.signals import Drain
@@ -36,7 +35,6 @@ class PrefillWorker:
         model: str,
         settings: PrefillWorkerSettings,
         drain_grace_s: float,
-        notice_settings: NoticeSettings,
         lease_s: float,
         queue: PrefillQueue,
         engine: Engine,
@@ -64,18 +62,17 @@ class PrefillWorker:
         self._handover = Handover(
             peers=peers,
             view=view,
-            settings=notice_settings,
-            worker_settings=settings,
+            settings=settings,
             clock=clock,
             rng=rng,
         )
         self._runner = JobRunner(
             worker_id=worker_id,
+            endpoint=endpoint,
             queue=queue,
             engine=engine,
             peers=peers,
             handover=self._handover,
-            notice_settings=notice_settings,
             clock=clock,
         )
         self._taker = Taker(
@@ -126,8 +123,8 @@ class PrefillWorker:
             await asyncio.shield(self._give_back_held(failure))
             await membership.leave()
 
-    def on_notice(self, message: Notice, reply: Reply) -> None:
-        """The inbox's handler: gateways cancel here."""
+    def on_notice(self, message: Notice, reply: NoticeReply) -> None:
+        """The inbox's handler: gateways cancel, decode workers tell of room."""
         match message:
             case Cancel():
                 for held in self._held.of_request(message.request_id):
@@ -135,13 +132,10 @@ class PrefillWorker:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
                         held.task.cancel()
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
+            case Room():
+                self._handover.on_room()
             case _:
                 log.warning("unexpected_notice", kind=type(message).__name__)
-
-    def on_link_message(self, message: Notice) -> None:
-        """What decode workers send unasked over the links that go to them."""
-        if isinstance(message, Room):
-            self._handover.on_room()
 
     def record(self) -> WorkerRecord:
         stats = self._stats

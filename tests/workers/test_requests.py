@@ -35,6 +35,7 @@ def kv_ready(request_id: str = "r", gen: int = 1, attempt: int = 1) -> KvReady:
         gateway="tcp://127.0.0.1:1",
         gateway_id="gateway-1",
         prefill_worker="prefill-1",
+        prefill_endpoint="tcp://127.0.0.1:2",
         queue_wait_s=0.0,
         prefill_s=0.0,
         cached_tokens=0,
