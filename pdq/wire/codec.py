@@ -33,6 +33,10 @@ class DecodeError(ValueError):
     """The bytes are not a message that this version understands."""
 
 
+class EncodeError(ValueError):
+    """A value has no wire form: an int beyond 64 bits, or text with a lone surrogate."""
+
+
 class Codec(Generic[M]):
     """Encodes and decodes one union of message dataclasses. Safe to share between threads.
 
@@ -45,12 +49,15 @@ class Codec(Generic[M]):
         self._names = {cls: cls.__name__ for cls in _members(union)}
 
     def encode(self, message: M, *, ref: int = 0) -> bytes:
-        """The message as bytes. Raises TypeError when its class is not in the union."""
+        """The message as bytes. Raises EncodeError, and TypeError when its class is not in the union."""
         kind = self._names.get(type(message))
         if kind is None:
             raise TypeError(f"{type(message).__name__} is not a message of this codec")
         envelope = {"v": self._version, "kind": kind, "ref": ref, "body": message}
-        return cast(bytes, msgpack.packb(envelope, default=_as_map))
+        try:
+            return cast(bytes, msgpack.packb(envelope, default=_as_map))
+        except (OverflowError, ValueError) as exc:
+            raise EncodeError(f"{kind}: {exc}") from exc
 
     def decode(self, data: bytes | memoryview) -> tuple[M, int]:
         """The message and its ref. Raises DecodeError, and nothing else, whatever the bytes are."""
@@ -89,6 +96,8 @@ def _members(union: object) -> tuple[type, ...]:
 def _as_map(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, int):  # msgpack asks about ints that it can't pack
+        raise OverflowError("an int doesn't fit into 64 bits")
     encode: Callable[[object], dict[str, object]] = _encoder(cast(Hashable, type(value)))
     return encode(value)
 
