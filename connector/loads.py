@@ -150,7 +150,10 @@ class Loads:
         asks, silent_legs = self._asks.due(now)
         dones, _ = self._dones.due(now)  # not acknowledged: P's lease ends the pin
         self._actions += [Send(endpoint=e, message=m) for e, m in (*greetings, *asks, *dones)]
-        for leg in [leg for leg in self._legs.values() if leg.peer in silent_peers or leg.leg_id in silent_legs]:
+        silent = [self._legs[leg_id] for leg_id in silent_legs]
+        if silent_peers:
+            silent += [leg for leg in self._legs.values() if leg.peer in silent_peers]
+        for leg in silent:
             if leg.state in (LegState.GREETING, LegState.CLAIMING, LegState.VERIFYING):
                 self._refuse(leg, f"P does not answer at {leg.peer.endpoint}", now)
 

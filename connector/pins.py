@@ -52,12 +52,13 @@ class Pins:
         self._hold_s = hold_s
         self._pins: dict[TransferKey, Pin] = {}
         self._key_of: dict[str, TransferKey] = {}
+        """Of those that are not freed."""
         self._tombstones: deque[tuple[float, TransferKey]] = deque()
         self._freed: list[Freed] = []
 
     def __len__(self) -> int:
         """Pins that hold blocks."""
-        return sum(pin.state not in (PinState.EXPECTED, PinState.FREED) for pin in self._pins.values())
+        return sum(self._pins[key].state is not PinState.EXPECTED for key in self._key_of.values())
 
     # What P's own engine says. Raises IllegalTransition when it contradicts itself.
 
@@ -164,8 +165,8 @@ class Pins:
 
     def expire(self, now: float) -> None:
         """Ends leases and holds that are over, and forgets old tombstones."""
-        for pin in list(self._pins.values()):
-            self._settle(pin, now)
+        for key in list(self._key_of.values()):
+            self._settle(self._pins[key], now)
         while self._tombstones and self._tombstones[0][0] <= now:
             _, key = self._tombstones.popleft()
             del self._pins[key]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from connector.layout import KvRegion
+import structlog
+
+from connector.io_thread import IoThread
+from connector.layout import KvRegion, check_regions, storages
+from connector.results import Results
 from connector.settings import ConnectorSettings
+from connector.side_channel import Hello, codec
 from connector.step import StepMeta, TransferResults
 from connector.transport import Transport
+from pdq.wire.blocking import BlockingInbox
+
+log = structlog.get_logger(__name__)
 
 
 class WorkerHalf:
@@ -27,31 +36,69 @@ class WorkerHalf:
         fingerprint: str,
         on_progress: Callable[[], None],
     ) -> None:
-        """Binds the side channel on `side_channel_port + rank` (0: any free port, see `port`).
+        """Binds the side channel on `side_channel_port + rank` (0: any free port, see `port`). Raises OSError.
 
         `on_progress` is called from the IO thread when results wait, so that an idle engine loop wakes.
         """
-        raise NotImplementedError
+        self._settings = settings
+        self._host = host
+        self._transport = transport
+        self._engine_id = engine_id
+        self._hello = Hello(epoch="", consumer=epoch, rank=rank, tp_size=tp_size, fingerprint=fingerprint)
+        self._on_progress = on_progress
+        self._results = Results()
+        self._inbox = BlockingInbox(codec(), host=host, port=side_channel_port + rank if side_channel_port else 0)
+        self._io: IoThread | None = None
+        self._bound = StepMeta()
 
     @property
     def port(self) -> int:
         """The side-channel port of this rank, known once constructed."""
-        raise NotImplementedError
+        return int(self._inbox.endpoint.rpartition(":")[2])
 
     def register_kv_caches(self, regions: Sequence[KvRegion]) -> None:
         """Starts transport and threads. Once. Raises TransportError, LayoutError."""
-        raise NotImplementedError
+        assert self._io is None, "register_kv_caches is called once"
+        check_regions(regions)
+        self._transport.start(self._host)
+        memory = storages(regions)
+        for address, num_bytes in memory:
+            self._transport.register(address, num_bytes)
+        self._io = IoThread(
+            self._settings,
+            inbox=self._inbox,
+            transport=self._transport,
+            regions=regions,
+            hello=self._hello,
+            results=self._results,
+            on_progress=self._on_progress,
+        )
+        self._io.start()
+        log.info(
+            "kv_registered",
+            engine_id=self._engine_id,
+            rank=self._hello.rank,
+            side_channel=self._inbox.endpoint,
+            transport=self._transport.address,
+            num_regions=len(regions),
+            num_storages=len(memory),
+            num_bytes=sum(num_bytes for _, num_bytes in memory),
+        )
 
     def handle_preemptions(self, meta: StepMeta) -> None:
         """Nothing in pull: only finished prefills are read."""
 
     def bind_connector_metadata(self, meta: StepMeta) -> None:
-        """Hands the step's metadata to the IO thread."""
-        raise NotImplementedError
+        """P's part of the step comes into force here: before the forward, in every vLLM version."""
+        self._bound = meta
+        if not replace(meta, loads=(), cancelled=()).is_empty:
+            self._submit(replace(meta, loads=(), cancelled=()))
 
     def start_load_kv(self) -> None:
-        """Starts the loads of the bound metadata; may come before or after the forward."""
-        raise NotImplementedError
+        """Starts, and cancels, the loads of the bound metadata; may come before or after the forward."""
+        if self._bound.loads or self._bound.cancelled:
+            self._submit(StepMeta(loads=self._bound.loads, cancelled=self._bound.cancelled))
+            self._bound = replace(self._bound, loads=(), cancelled=())
 
     def wait_for_layer_load(self, layer: str) -> None:
         """Nothing: loads are asynchronous, a request runs only after its load was reported."""
@@ -64,12 +111,19 @@ class WorkerHalf:
 
     def clear_connector_metadata(self) -> None:
         """Ends the step."""
-        raise NotImplementedError
+        self._bound = StepMeta()
 
     def get_transfer_results(self) -> TransferResults:
         """What ended since the last call; each id exactly once."""
-        raise NotImplementedError
+        return self._results.take()
 
     def shutdown(self) -> None:
         """Ends readers' claims, closes sockets, threads and the transport. Idempotent."""
-        raise NotImplementedError
+        if self._io is None:
+            self._inbox.close()
+        else:
+            self._io.close()
+
+    def _submit(self, meta: StepMeta) -> None:
+        assert self._io is not None, "register_kv_caches comes first"
+        self._io.submit(meta)

@@ -1,0 +1,185 @@
+"""The thread that owns a worker half's sockets and both cores: it waits on the network so that the engine need not.
+
+Each turn: sockets -> commands of the engine's thread -> events of the reading thread -> timers -> what the cores want.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from connector.layout import KvRegion
+from connector.legs import Report, Send, StartRead, StopRead
+from connector.links import SideLinks
+from connector.loads import Loads
+from connector.producer import Producer
+from connector.reader import Reader, ReadEvent
+from connector.results import Results
+from connector.settings import ConnectorSettings
+from connector.side_channel import Hello, Request, SideMessage
+from connector.step import StepMeta
+from connector.transfers import IllegalTransition, Outcome
+from connector.transport import Transport
+from pdq.wire.blocking import BlockingInbox, BlockingLink, Hub
+
+log = structlog.get_logger(__name__)
+
+_MAX_WAIT_S: Final = 0.5
+"""How late the end of a lease may be noticed."""
+
+
+class IoThread:
+    """`start`, `submit` and `close` are called from outside; all else happens in the thread."""
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        *,
+        inbox: BlockingInbox[SideMessage],
+        transport: Transport,
+        regions: Sequence[KvRegion],
+        hello: Hello,
+        results: Results,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """`hello`: who this rank is; also what readers are compared with."""
+        self._inbox = inbox
+        self._results = results
+        self._on_progress = on_progress
+        self._hub = Hub()
+        self._hub.add(inbox)
+        self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
+        self._commands: deque[StepMeta] = deque()
+        self._closing = False
+        self._reader = Reader(transport, settings, name=f"kv-reader-{hello.rank}", on_event=self._hub.wake)
+        self._loads = Loads(settings, hello=hello, regions=regions)
+        self._producer = Producer(
+            epoch=hello.consumer,
+            rank=hello.rank,
+            tp_size=hello.tp_size,
+            fingerprint=hello.fingerprint,
+            regions=tuple(regions),
+            lease_s=settings.kv_lease_s,
+            hold_s=settings.kv_hold_s,
+            transport_at=lambda: (transport.address, transport.generation),
+        )
+        self._thread = threading.Thread(target=self._run, name=f"kv-io-{hello.rank}", daemon=True)
+
+    def start(self) -> None:
+        self._reader.start()
+        self._thread.start()
+
+    def submit(self, meta: StepMeta) -> None:
+        """Any thread. What the step asks for; comes into force in order."""
+        self._commands.append(meta)
+        self._hub.wake()
+
+    def close(self) -> None:
+        """Tells readers, ends both threads and the transport, closes the sockets. Idempotent."""
+        self._closing = True
+        self._hub.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                ready = self._hub.wait(self._wait_ms())
+                try:
+                    self._turn(ready)
+                except Exception:
+                    log.exception("kv_io_turn_failed")
+            self._producer.abort_readers("P is shutting down")
+        finally:
+            self._reader.close()
+            self._links.close()
+            self._inbox.close()
+            self._hub.close()
+
+    def _wait_ms(self) -> int:
+        if self._commands:
+            return 0
+        next_at = self._loads.next_at()
+        wait_s = _MAX_WAIT_S if next_at is None else min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S)
+        return int(wait_s * 1000 + 0.999)
+
+    def _turn(self, ready: Sequence[object]) -> None:
+        now = time.monotonic()
+        for socket in ready:
+            if isinstance(socket, BlockingInbox):
+                for message, reply in socket.receive():
+                    if isinstance(message, Request):
+                        self._producer.on_message(message, reply, now)
+            elif isinstance(socket, BlockingLink):
+                for answer, _ in socket.receive():
+                    if not isinstance(answer, Request):
+                        self._loads.on_message(socket.endpoint, answer, now)
+        while self._commands:
+            self._apply(self._commands.popleft(), now)
+        for event in self._reader.take_events():
+            self._on_read_event(event, now)
+        self._producer.tick(now)
+        self._loads.tick(now)
+        self._act()
+        for pin in self._producer.take_freed():
+            self._results.sent(pin.engine_request_id)
+        if self._results.has_news():
+            self._on_progress()
+
+    def _apply(self, meta: StepMeta, now: float) -> None:
+        self._producer.apply(meta, now)
+        for load in meta.loads:
+            self._loads.start(load, now)
+        for engine_request_id in meta.cancelled:
+            self._loads.cancel(engine_request_id, now)
+
+    def _on_read_event(self, event: ReadEvent, now: float) -> None:
+        try:
+            if event.kind == "read":
+                self._loads.read(event.leg_id, now)
+            elif event.kind == "drained":
+                self._loads.drained(event.leg_id, now)
+            elif event.kind == "broken":
+                self._loads.broken(event.leg_id, event.cause, now)
+            elif event.kind == "fenced":
+                self._loads.fenced(event.leg_id, now)
+            else:
+                self._results.fail(f"no fence after a failed read: {event.cause}")
+        except IllegalTransition:
+            log.exception("kv_read_event_refused", leg_id=event.leg_id, kind=event.kind)
+
+    def _act(self) -> None:
+        for action in self._loads.take_actions():
+            if isinstance(action, Send):
+                self._links.send(action.endpoint, action.message)
+            elif isinstance(action, StartRead):
+                self._reader.submit(action.leg_id, action.address, action.runs)
+            elif isinstance(action, StopRead):
+                self._reader.stop(action.leg_id)
+            else:
+                self._report(action)
+
+    def _report(self, report: Report) -> None:
+        load = report.load
+        ticket = load.ticket
+        if report.outcome is Outcome.OK:
+            self._results.loaded(load.engine_request_id, report.stats)
+        else:
+            reason = report.reason if report.outcome is Outcome.FAILED else None
+            self._results.not_loaded(load.engine_request_id, reason)
+        write = log.warning if report.outcome is Outcome.FAILED else log.debug
+        write(
+            f"kv_transfer_{report.outcome.value}",
+            request_id=ticket.transfer_id,
+            pair=str(ticket.pair),
+            peer=f"{ticket.engine_id} at {ticket.host}:{ticket.port}",
+            num_bytes=report.stats.num_bytes,
+            num_descriptors=report.stats.num_descriptors,
+            seconds=round(report.stats.seconds, 6),
+            cause=report.reason,
+        )

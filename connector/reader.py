@@ -1,0 +1,167 @@
+"""The thread that owns the transport: one call at a time, in the order asked for. Reads are its only work for now.
+
+A failed call is not repeated before a fence: what it left under way could land after the block was used again.
+    call fails -> fence -> peer answers a probe? -> the same call once more -> fails -> fence -> broken, fenced
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from connector.layout import Runs, batches
+from connector.settings import ConnectorSettings
+from connector.transport import Transport, TransportError
+
+log = structlog.get_logger(__name__)
+
+_FENCE_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEvent:
+    """`broken` is followed by `fenced`, or by `stuck` when no fence succeeds: the blocks are never safe again."""
+
+    leg_id: int
+    kind: Literal["read", "drained", "broken", "fenced", "stuck"]
+    cause: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    leg_id: int
+    peer: str
+    runs: Runs
+    stop: bool = False
+
+
+class Reader:
+    """All methods but the thread's own are called by the IO thread."""
+
+    def __init__(
+        self, transport: Transport, settings: ConnectorSettings, *, name: str, on_event: Callable[[], None]
+    ) -> None:
+        """`on_event`: called from the reading thread when `take_events` has something."""
+        self._transport = transport
+        self._settings = settings
+        self._on_event = on_event
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._current: _Job | None = None
+        self._events: deque[ReadEvent] = deque()
+        self._closing = False
+        self.num_retries = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, leg_id: int, peer: str, runs: Runs) -> None:
+        with self._changed:
+            self._queue.append(_Job(leg_id, peer, runs))
+            self._changed.notify()
+
+    def stop(self, leg_id: int) -> None:
+        """`drained` (or how it ended) follows: at once when it had not begun, else after the call in flight."""
+        with self._changed:
+            if self._current is not None and self._current.leg_id == leg_id:
+                self._current.stop = True
+                return
+            for job in self._queue:
+                if job.leg_id == leg_id:
+                    self._queue.remove(job)
+                    self._events.append(ReadEvent(leg_id=leg_id, kind="drained"))
+                    self._on_event()
+                    return
+
+    def take_events(self) -> list[ReadEvent]:
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events
+
+    def close(self) -> None:
+        """Ends the thread after the call in flight, then closes the transport. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._queue.clear()
+            if self._current is not None:
+                self._current.stop = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._transport.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._current = None
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                job = self._current = self._queue.popleft()
+            try:
+                self._read(job)
+            except Exception as exc:
+                log.exception("kv_read_crashed", peer=job.peer)
+                self._say(job, "broken", repr(exc))
+                self._say(job, "fenced" if self._fence(job) else "stuck", repr(exc))
+
+    def _read(self, job: _Job) -> None:
+        calls = batches(
+            job.runs, max_descriptors=self._settings.kv_max_descriptors, max_bytes=self._settings.kv_batch_bytes
+        )
+        for call in calls:
+            if job.stop:
+                self._say(job, "drained")
+                return
+            cause = self._call(job, call)
+            if cause is not None:
+                self._say(job, "broken", cause)
+                self._say(job, "fenced" if self._fence(job) else "stuck", cause)
+                return
+        self._say(job, "read")
+
+    def _call(self, job: _Job, call: Runs) -> str | None:
+        """None: the bytes are here. Else the cause; a fence is needed."""
+        try:
+            self._transport.read(job.peer, call.local, call.remote, call.lengths)
+            return None
+        except TransportError as exc:
+            cause = str(exc)
+        if job.stop or not self._fence(job):
+            return cause
+        if not self._transport.probe(job.peer):
+            return f"{cause}; {job.peer} is dead"
+        self.num_retries += 1
+        log.warning("kv_read_repeated", peer=job.peer, cause=cause)
+        try:
+            self._transport.read(job.peer, call.local, call.remote, call.lengths)
+            return None
+        except TransportError as exc:
+            return f"{exc}; also after a fence"
+
+    def _fence(self, job: _Job) -> bool:
+        """Tries until `kv_quarantine_s` is over."""
+        left_s = self._settings.kv_quarantine_s
+        while True:
+            try:
+                self._transport.fence()
+                return True
+            except TransportError as exc:
+                log.error("kv_fence_failed", peer=job.peer, cause=str(exc))
+            with self._changed:
+                if self._closing or left_s <= 0:
+                    return False
+                self._changed.wait(_FENCE_RETRY_S)
+            left_s -= _FENCE_RETRY_S
+
+    def _say(self, job: _Job, kind: Literal["read", "drained", "broken", "fenced", "stuck"], cause: str = "") -> None:
+        self._events.append(ReadEvent(leg_id=job.leg_id, kind=kind, cause=cause))
+        self._on_event()

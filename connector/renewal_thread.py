@@ -1,0 +1,105 @@
+"""The thread that owns the scheduler half's links: it sends renewals and last words while the engine loop works."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from connector.links import SideLinks
+from connector.renewals import Renewals
+from connector.settings import ConnectorSettings
+from connector.side_channel import Request
+from connector.transfers import Outcome
+from pdq.wire.blocking import BlockingLink, Hub
+from pdq.wire.types import KvTicket
+
+log = structlog.get_logger(__name__)
+
+_MAX_WAIT_S: Final = 0.1
+"""A new request needs no wake-up: its first renewal is not due before."""
+
+
+class RenewalThread:
+    """Started with the first request that needs it. All public methods are called by the engine loop's thread."""
+
+    def __init__(
+        self, settings: ConnectorSettings, *, consumer: str, tp_size: int, on_progress: Callable[[], None] | None
+    ) -> None:
+        """`on_progress` is called from this thread when `take_gone` has something."""
+        self._renewals = Renewals(settings, consumer=consumer, tp_size=tp_size)
+        self._consumer = consumer
+        self._on_progress = on_progress
+        self._hub = Hub()
+        self._commands: deque[Callable[[float], None]] = deque()
+        self._gone: deque[tuple[str, str]] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kv-renewals", daemon=True)
+
+    def renew(self, engine_request_id: str, ticket: KvTicket) -> None:
+        self._commands.append(lambda now: self._renewals.start(engine_request_id, ticket, now))
+        if not self._thread.is_alive() and not self._closing:
+            self._thread.start()
+
+    def stop(self, engine_request_id: str) -> None:
+        self._commands.append(lambda _now: self._renewals.stop(engine_request_id))
+
+    def say_done(self, ticket: KvTicket, outcome: Outcome, reason: str) -> None:
+        self._commands.append(lambda now: self._renewals.say_done(ticket, outcome, reason, now))
+        self._hub.wake()
+
+    def take_gone(self) -> dict[str, str]:
+        gone = {}
+        with contextlib.suppress(IndexError):
+            while True:
+                engine_request_id, reason = self._gone.popleft()
+                gone[engine_request_id] = reason
+        return gone
+
+    def close(self) -> None:
+        """Sends what was said before, without waiting for answers. Idempotent."""
+        self._closing = True
+        self._hub.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._hub.close()
+
+    def _run(self) -> None:
+        links = SideLinks(self._hub, identity=f"{self._consumer}/scheduler")
+        try:
+            while not self._closing:
+                ready = self._hub.wait(self._wait_ms())
+                try:
+                    self._turn(links, ready)
+                except Exception:
+                    log.exception("kv_renewal_turn_failed")
+            self._turn(links, ())
+        finally:
+            links.close()
+
+    def _wait_ms(self) -> int:
+        next_at = self._renewals.next_at()
+        if next_at is None:
+            return int(_MAX_WAIT_S * 1000)
+        return int(min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S) * 1000 + 0.999)
+
+    def _turn(self, links: SideLinks, ready: list[object] | tuple[object, ...]) -> None:
+        now = time.monotonic()
+        for socket in ready:
+            if isinstance(socket, BlockingLink):
+                for answer, _ in socket.receive():
+                    if not isinstance(answer, Request):
+                        self._renewals.on_message(socket.endpoint, answer, now)
+        while self._commands:
+            self._commands.popleft()(now)
+        for endpoint, message in self._renewals.tick(now):
+            links.send(endpoint, message)
+        gone = self._renewals.take_gone()
+        self._gone.extend(gone.items())
+        if gone and self._on_progress is not None:
+            self._on_progress()
