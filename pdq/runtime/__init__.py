@@ -1,4 +1,4 @@
-"""What every process shares: settings, logs, metrics, signals and drain, port checks, heartbeat.
+"""What every process shares: settings, logs, metrics, signals and drain, port checks.
 
 Imports at most `pdq.wire`.
 
@@ -13,7 +13,6 @@ Imports at most `pdq.wire`.
 | `signals` | Drain: first SIGTERM/SIGINT drains, the second one ends the process; die with the parent |
 | `child` | `python -m pdq.runtime.child PID -- COMMAND`: runs COMMAND, which dies with process PID |
 | `ports` | fixed ports are free before anything starts |
-| `heartbeat` | calls an async function at a steady pace, whatever it raises |
 | `metrics` | Prometheus registry and listener of a process |
 | `ids` | worker ids |
 """
