@@ -18,3 +18,7 @@ class RuntimeSettings:
     )
     metrics_host: str = field(default="127.0.0.1", metadata={"help": "address of the Prometheus listener"})
     metrics_port: int = field(default=0, metadata={"help": "port of the Prometheus listener; 0: none"})
+    heartbeat_s: float = field(default=1.0, metadata={"help": "pace of the registry's signs of life"})
+    drain_grace_s: float = field(
+        default=30.0, metadata={"help": "after SIGTERM: time to finish what is held before it is given back"}
+    )

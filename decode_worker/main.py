@@ -1,0 +1,92 @@
+"""Start-up and shutdown of a decode worker, in the order in which they happen."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from broker.links import DeltaSender, DeltaSettings, NoticeInbox, NoticePeers, NoticeSettings
+from broker.membership import Membership, RegistryView
+from broker.redis_calls import RedisCalls
+from broker.redis_client import RedisSettings
+from broker.redis_registry import RedisRegistry
+from broker.registry_settings import RegistrySettings
+from decode_worker.settings import DecodeWorkerSettings
+from decode_worker.worker import DecodeWorker
+from engine.factory import EngineProcessSettings, create_engine
+from pdq.runtime.common import RuntimeSettings
+from pdq.runtime.model import ModelSettings
+from pdq.runtime.ports import FixedPort, check_ports
+from pdq.runtime.process import log_ready, run_role
+from pdq.runtime.settings import load
+from pdq.runtime.signals import Drain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of this process."""
+
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    worker: DecodeWorkerSettings = field(default_factory=DecodeWorkerSettings)
+    redis: RedisSettings = field(default_factory=RedisSettings)
+    registry: RegistrySettings = field(default_factory=RegistrySettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
+    deltas: DeltaSettings = field(default_factory=DeltaSettings)
+    engine: EngineProcessSettings = field(default_factory=EngineProcessSettings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 drained, 1 fault, 2 bad settings or machine."""
+    loaded = load(Settings, argv, prog="python -m decode_worker", description="Reads prompts' KV and decodes.")
+    return run_role("decode", loaded.settings.runtime, functools.partial(serve, loaded.settings))
+
+
+async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
+    """Ports, Redis, inbox, engine, registry; back in the reverse order."""
+    check_ports([FixedPort(host=settings.notices.inbox_host, port=settings.notices.inbox_port, setting="--inbox-port")])
+    calls = RedisCalls(settings.redis, client_name=worker_id)
+    try:
+        await calls.start()
+        registry = RedisRegistry(calls, settings.model.name, settings.registry)
+        inbox = NoticeInbox(settings.notices, worker_id=worker_id)
+        peers = NoticePeers(settings.notices, worker_id=worker_id)
+        engine = create_engine(settings.engine, settings.model, settings.runtime, role="consumer", worker_id=worker_id)
+        deltas = DeltaSender(
+            settings.deltas, worker_id=worker_id, on_overflow=lambda gateway: worker.on_gateway_overflow(gateway)
+        )
+        try:
+            info = await engine.start()
+            worker = DecodeWorker(
+                worker_id=worker_id,
+                endpoint=inbox.endpoint,
+                model=settings.model.name,
+                settings=settings.worker,
+                drain_grace_s=settings.runtime.drain_grace_s,
+                engine=engine,
+                engine_info=info,
+                peers=peers,
+                deltas=deltas,
+                clock=asyncio.get_running_loop().time,
+            )
+            membership = Membership(
+                registry,
+                RegistryView(),
+                heartbeat_s=settings.runtime.heartbeat_s,
+                record=worker.record,
+                on_drain=functools.partial(drain.request, "asked through the registry"),
+            )
+            await inbox.start(worker.on_notice)
+            await membership.beat()
+            log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
+            await worker.run(drain, membership)
+            await deltas.drained(timeout_s=5)
+        finally:
+            await engine.stop()
+            await deltas.close()
+            await peers.close()
+            await inbox.close()
+    finally:
+        await calls.close()

@@ -1,0 +1,47 @@
+"""The engine that a worker's settings ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+from connector.settings import ConnectorSettings
+from engine.base import Engine
+from engine.embedded.client import EmbeddedEngine
+from engine.embedded.settings import EngineSettings
+from pdq.runtime.common import RuntimeSettings
+from pdq.runtime.errors import StartupError
+from pdq.runtime.model import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcessSettings:
+    """The engine and the connector inside it."""
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    connector: ConnectorSettings = field(default_factory=ConnectorSettings)
+
+
+def create_engine(
+    settings: EngineProcessSettings,
+    model: ModelSettings,
+    runtime: RuntimeSettings,
+    *,
+    role: Literal["producer", "consumer"],
+    worker_id: str,
+) -> Engine:
+    """Not started yet. Raises StartupError when model and engine don't fit."""
+    engine = settings.engine
+    if engine.engine == "torch":
+        if model.is_sim:
+            raise StartupError("--engine torch needs --model: a model folder, or a name that `pdq model fetch` fetched")
+        engine = dataclasses.replace(engine, model_path=str(model.folder()))
+    return EmbeddedEngine(
+        engine,
+        settings.connector,
+        role=role,
+        engine_id=worker_id,
+        worker_id=worker_id,
+        log_level=runtime.log_level,
+    )
