@@ -1,8 +1,8 @@
 """The engine process: `python -m engine.embedded.process SOCKET_FD PARENT_PID`, started by `client.py` only.
 
 It ends when told to, when its worker is gone (end of the stream, and the kernel's parent-death signal), or when it
-can't go on. Signals are the worker's business: Ctrl-C reaches the whole process group and must not end the engine
-before its worker has drained.
+can't go on. Signals are the worker's business: Ctrl-C, or a SIGTERM to the whole process group, must not end the
+engine before its worker has drained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
     """0: told to stop; 1: could not start, or failed; 3: the worker is gone."""
     descriptor, parent_pid = (int(word) for word in argv)
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     pipe = EnginePipe(socket.socket(fileno=descriptor))
     try:
         launch = unpack_launch(pipe.receive_first())
