@@ -14,9 +14,8 @@ class EngineSettings:
         default="sim",
         metadata={"help": "sim: no model, echoes the prompt from checked KV bytes; torch: a model on CPU"},
     )
-    model_path: str = field(
-        default="smollm2-135m", metadata={"help": "torch: folder of a Hugging Face model, or a known name"}
-    )
+    model_path: str = field(default="", metadata={"internal": True})
+    """torch: folder of the model, ready to be opened."""
     engine_dtype: Literal["float32", "bfloat16"] = field(
         default="float32", metadata={"help": "torch: type of weights and KV; bfloat16 is not exact between batches"}
     )
