@@ -1,0 +1,87 @@
+"""What the demo shows after the answer: the table, and lines to try while everything stays up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from pdq.cli.deployment import DeploymentSettings
+
+
+def report_table(
+    trace: Mapping[str, Any], usage: Mapping[str, Any], first_token_s: float | None, seconds: float
+) -> Table:
+    """`trace`: the gateway's `pdq` object; what it lacks is shown as `-`."""
+    table = Table(title="one request through the pipeline", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    completion = usage.get("completion_tokens")
+    rows = [
+        ("mode", trace.get("mode", "-")),
+        ("prefill worker", trace.get("prefill_worker", "-")),
+        ("decode worker", trace.get("decode_worker", "-")),
+        ("prompt tokens", _number(usage.get("prompt_tokens"))),
+        ("output tokens", _number(completion) + _rate(completion, seconds, "tokens/s")),
+        ("queue wait", _ms(trace.get("queue_wait_ms"))),
+        ("prefill", _ms(trace.get("prefill_ms"))),
+        ("time to first token", _ms(_first_token_ms(trace, first_token_s))),
+        ("KV moved", _moved(trace)),
+        ("whole request", f"{seconds:.2f} s"),
+    ]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    return table
+
+
+def keep_lines(settings: DeploymentSettings, redis_url: str) -> str:
+    """Commands to try, as they can be pasted."""
+    port = redis_url.rpartition(":")[2].partition("/")[0]
+    key = f"pdq:{{{settings.model_name}}}"
+    body = f'{{"model": "{settings.model_name}", "stream": true, "messages": [{{"role": "user", "content": "Hi!"}}]}}'
+    return "\n".join(
+        [
+            "",
+            "[bold]everything stays up; Ctrl-C stops it.[/] To try:",
+            "",
+            f"  curl -N {settings.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+            f"    -d '{body}'",
+            f"  curl {settings.url}/v1/models",
+            f"  redis-cli -p {port} zrange '{key}:workers' 0 -1",
+            f"  redis-cli -p {port} xinfo stream '{key}:prefill'",
+            f"  redis-cli -p {port} --scan --pattern '{key}:req:*'",
+            f"  pdq status --redis {redis_url} --model {settings.model_name}",
+            "",
+        ]
+    ).replace("[{", r"\[{")
+
+
+def _first_token_ms(trace: Mapping[str, Any], first_token_s: float | None) -> float | None:
+    if trace.get("ttft_ms") is not None:
+        return float(trace["ttft_ms"])
+    return None if first_token_s is None else first_token_s * 1000
+
+
+def _moved(trace: Mapping[str, Any]) -> str:
+    num_bytes, ms = trace.get("kv_bytes"), trace.get("kv_ms")
+    if num_bytes is None:
+        return "-"
+    parts = [f"{num_bytes / 1e6:.2f} MB"]
+    if trace.get("kv_descriptors") is not None:
+        parts.append(f"in {trace['kv_descriptors']} descriptors")
+    if ms:
+        parts.append(f"in {ms:.1f} ms: {num_bytes / 1e6 / ms:.2f} GB/s")
+    return " ".join(parts)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _rate(value: int | None, seconds: float, unit: str) -> str:
+    return "" if not value or seconds <= 0 else f" ({value / seconds:.0f} {unit})"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} ms"
