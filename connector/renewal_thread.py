@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -42,15 +42,13 @@ class RenewalThread:
         self._thread = threading.Thread(target=self._run, name="kv-renewals", daemon=True)
 
     def renew(self, engine_request_id: str, ticket: KvTicket) -> None:
-        self._commands.append(lambda now: self._renewals.start(engine_request_id, ticket, now))
-        if not self._thread.is_alive() and not self._closing:
-            self._thread.start()
+        self._command(lambda now: self._renewals.start(engine_request_id, ticket, now))
 
     def stop(self, engine_request_id: str) -> None:
-        self._commands.append(lambda _now: self._renewals.stop(engine_request_id))
+        self._command(lambda _now: self._renewals.stop(engine_request_id))
 
     def say_done(self, ticket: KvTicket, outcome: Outcome, reason: str) -> None:
-        self._commands.append(lambda now: self._renewals.say_done(ticket, outcome, reason, now))
+        self._command(lambda now: self._renewals.say_done(ticket, outcome, reason, now))
         self._hub.wake()
 
     def take_gone(self) -> dict[str, str]:
@@ -68,6 +66,11 @@ class RenewalThread:
         if self._thread.is_alive():
             self._thread.join()
         self._hub.close()
+
+    def _command(self, command: Callable[[float], None]) -> None:
+        self._commands.append(command)
+        if not self._closing and not self._thread.is_alive():
+            self._thread.start()
 
     def _run(self) -> None:
         links = SideLinks(self._hub, identity=f"{self._consumer}/scheduler")
@@ -88,7 +91,7 @@ class RenewalThread:
             return int(_MAX_WAIT_S * 1000)
         return int(min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S) * 1000 + 0.999)
 
-    def _turn(self, links: SideLinks, ready: list[object] | tuple[object, ...]) -> None:
+    def _turn(self, links: SideLinks, ready: Sequence[object]) -> None:
         now = time.monotonic()
         for socket in ready:
             if isinstance(socket, BlockingLink):

@@ -131,7 +131,7 @@ class SchedulerHalf:
                 engine_request_id=engine_request_id,
                 ticket=ticket,
                 block_ids=tuple(block_ids[:needed]),
-                first_block=(min(ticket.num_tokens, ticket.num_tokens - num_external_tokens)) // self._block_size,
+                first_block=max(ticket.num_tokens - num_external_tokens, 0) // self._block_size,
                 failed=remote.failed,
             )
         )
@@ -189,8 +189,7 @@ class SchedulerHalf:
     def update_connector_output(self, results: TransferResults) -> TransferResults:
         """Before the engine frees blocks. Returns the results without ids that nobody waits for (dropped, counted)."""
         sent = results.finished_sending & self._pinned
-        loading = {request_id for request_id, remote in self._remotes.items() if remote.state == "loading"}
-        received = results.finished_recving & loading
+        received = {request_id for request_id in results.finished_recving if self._is_loading(request_id)}
         if dropped := (results.finished_sending - sent) | (results.finished_recving - received):
             self.num_dropped += len(dropped)
             log.error("kv_report_dropped", engine_request_ids=sorted(dropped))
@@ -216,6 +215,10 @@ class SchedulerHalf:
     def shutdown(self) -> None:
         """Idempotent."""
         self._renewals.close()
+
+    def _is_loading(self, engine_request_id: str) -> bool:
+        remote = self._remotes.get(engine_request_id)
+        return remote is not None and remote.state == "loading"
 
     def _misfit(self, ticket: KvTicket, num_tokens: int) -> str | None:
         if ticket.block_size != self._block_size:

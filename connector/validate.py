@@ -1,0 +1,73 @@
+"""Start-up checks of the connector: what would fail at the first transfer. Each problem says what to change."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+
+from connector.settings import ConnectorSettings
+from connector.side_channel import differing
+from connector.transport import Transport, TransportError
+
+_PROBE_BYTES = 4096
+
+
+def problems(settings: ConnectorSettings, *, num_ranks: int) -> list[str]:
+    """Of settings and ports; empty when all is well."""
+    found = []
+    if settings.side_channel_host.strip("[]") in ("", "*", "0.0.0.0", "::"):
+        found.append(
+            f"side_channel_host is {settings.side_channel_host!r}, which no peer can connect to:"
+            " set it to this host's address"
+        )
+    if settings.kv_answer_s * settings.kv_answer_tries >= settings.kv_lease_s:
+        found.append(
+            f"kv_answer_s x kv_answer_tries = {settings.kv_answer_s * settings.kv_answer_tries:g} s must be below"
+            f" kv_lease_s = {settings.kv_lease_s:g} s: a silent peer has to be given up before its lease ends"
+        )
+    if settings.kv_wait_s <= settings.kv_answer_s * settings.kv_answer_tries:
+        found.append(f"kv_wait_s = {settings.kv_wait_s:g} s must be above kv_answer_s x kv_answer_tries")
+    if not 1 <= settings.kv_max_descriptors <= 512:
+        found.append(f"kv_max_descriptors is {settings.kv_max_descriptors}, allowed are 1 to 512")
+    if settings.side_channel_port:
+        for rank in range(num_ranks):
+            found += _port_problem(settings.side_channel_host, settings.side_channel_port + rank)
+    return found
+
+
+def transport_problems(transport: Transport, host: str) -> list[str]:
+    """Starts and closes the transport: it must open, register memory and read it back. Give it one made for this."""
+    source = ctypes.create_string_buffer(b"\xa5" * _PROBE_BYTES, _PROBE_BYTES)
+    target = ctypes.create_string_buffer(_PROBE_BYTES)
+    try:
+        address = transport.start(host)
+        transport.register(ctypes.addressof(source), _PROBE_BYTES)
+        transport.register(ctypes.addressof(target), _PROBE_BYTES)
+        transport.read(address, [ctypes.addressof(target)], [ctypes.addressof(source)], [_PROBE_BYTES])
+    except TransportError as exc:
+        return [str(exc)]
+    finally:
+        transport.close()
+    return [] if source.raw == target.raw else [f"the transport on {host} reads back other bytes than were there"]
+
+
+def fingerprint_problems(own: str, peers: dict[str, str]) -> list[str]:
+    """`peers`: fingerprint by worker id. A worker that doesn't fit the other side must not serve."""
+    return [
+        f"worker {peer} does not fit: {differences}"
+        for peer, fingerprint in peers.items()
+        if (differences := differing(own, fingerprint))
+    ]
+
+
+def _port_problem(host: str, port: int) -> list[str]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host.strip("[]"), port))
+            probe.listen(1)
+        except OSError as exc:
+            return [
+                f"port {port} (side_channel_port + rank) on {host}: {exc.strerror}; choose another side_channel_port"
+            ]
+    return []
