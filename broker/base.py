@@ -63,7 +63,7 @@ class DeadJob:
     gateway: str
     gateway_id: str
     reason: str
-    """`deadline`, `orphaned`, `max_attempts`, `payload_lost`."""
+    """`deadline`, `orphaned`, `max_attempts`, `payload_lost`, `payload_invalid`."""
     detail: str
 
 
@@ -85,8 +85,11 @@ class QueueDepth:
 class PrefillQueue(Protocol):
     """All calls raise QueueUnavailable when the store refuses or can't be reached; nothing is half-written then."""
 
-    async def enqueue(self, job: PrefillJob) -> str:
-        """Adds the job once per (request_id, gen) and returns its entry id; a repeat returns the first one's id."""
+    async def enqueue(self, job: PrefillJob) -> str | None:
+        """Adds the job once per (request_id, gen) and returns its entry id; a repeat returns the first one's id.
+
+        None: it was cancelled before, and is not queued.
+        """
 
     async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
         """Jobs in order of `due` while their tokens fit; an empty result when none fits or none waits."""
@@ -108,6 +111,21 @@ class PrefillQueue(Protocol):
 
     async def cancel(self, request_id: str, gen: int) -> str | None:
         """Right in every state, also before the enqueue. The owner (worker id) to notify, if there is one."""
+
+    async def held(self, owner: str) -> tuple[str, ...]:
+        """Entry ids that the store says this owner holds: to compare with one's own leases after QueueUnavailable."""
+
+    async def give_back_others(self, owner: str, keep: tuple[JobLease, ...]) -> int:
+        """Gives back what `owner` holds without knowing it; `keep` is what it knows. Call it with no take under way.
+
+        For after a QueueUnavailable: a take may have run although its answer was lost. How many went back.
+        """
+
+    async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        """Those (request id, gen) of which the store knows nothing: never enqueued, ended long ago, or lost with it."""
+
+    async def epoch(self) -> str:
+        """Random mark of the store's data; another one than before means that data was lost."""
 
     async def depth(self) -> QueueDepth: ...
 

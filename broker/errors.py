@@ -17,6 +17,12 @@ class QueueUnavailable(PipelineError):
     code = "queue_unavailable"
 
 
+class QueueMisconfigured(QueueUnavailable):
+    """The queue's store is reachable, but must not be used as it is set up: at start-up a reason to exit."""
+
+    code = "queue_misconfigured"
+
+
 class PeerUnavailable(PipelineError):
     """A peer process gave no answer in time."""
 

@@ -1,0 +1,50 @@
+"""Every Redis key of pdq. All keys of one model share the hash tag `{model}`, so they live in one cluster slot.
+
+| key | type | content |
+|---|---|---|
+| `pdq:models` | set | names of served models (the only key outside the models' slots) |
+| `pdq:{m}:prefill` | stream | one entry per queued or running prefill, all readable: `id gen tokens priority mode tenant gateway gateway_id v traceparent due deadline` (the last two: ms, Redis time; decimals of due: order of arrival). Group `prefill`. XLEN = queued + running, XPENDING = running |
+| `pdq:{m}:ready` | zset | entry ids that may be taken, score = due. ZCARD = queued |
+| `pdq:{m}:job:<id>:<gen>` | string | packed PrefillJob. No TTL while live; gone with settle; a dead letter's stays `dead_payload_ttl_s` |
+| `pdq:{m}:req:<id>:<gen>` | hash | `state attempt failures worker decode reason entry` and `enqueued taken settled due deadline` (ms, Redis time). State: `queued prefill`, then what settle said, or `cancelled deadline orphaned payload_lost dead`. TTL `req_ttl_s` from its end on |
+| `pdq:{m}:tenants` | zset | tenants that are ahead of the clock, score = virtual time (ms) |
+| `pdq:{m}:wake` | stream | at most one entry: jobs came back; wakes sleeping workers |
+| `pdq:{m}:dead` | stream | dead letters: `id gen reason attempts worker error tokens tenant`; at most `max_dead_letters` |
+| `pdq:{m}:epoch` | string | random mark of this data set; missing or another one = data was lost |
+| `pdq:{m}:clock` | hash | `last` time somebody reaped or beat, `since` when there was no gap (after a gap nobody is dead yet); `arrivals` counts enqueues |
+| `pdq:{m}:workers` | zset | worker ids, score = last heartbeat (ms, Redis time) |
+| `pdq:{m}:worker:<id>` | hash | the worker's record; `drain` = 1 asks it to drain. TTL `registry_ttl_s` |
+"""  # noqa: E501 - a table row is one line
+
+from __future__ import annotations
+
+from typing import Final
+
+MODELS: Final = "pdq:models"
+GROUP: Final = "prefill"
+
+
+class Keys:
+    """The keys of one model. Raises ValueError for a model name that can't be a hash tag."""
+
+    def __init__(self, model: str) -> None:
+        if not model or any(char in "{}" or char.isspace() for char in model):
+            raise ValueError(f"model name {model!r} must not be empty nor contain braces or white space")
+        self.prefix: Final = f"pdq:{{{model}}}:"
+        self.stream: Final = self.prefix + "prefill"
+        self.ready: Final = self.prefix + "ready"
+        self.tenants: Final = self.prefix + "tenants"
+        self.wake: Final = self.prefix + "wake"
+        self.dead: Final = self.prefix + "dead"
+        self.epoch: Final = self.prefix + "epoch"
+        self.clock: Final = self.prefix + "clock"
+        self.workers: Final = self.prefix + "workers"
+
+    def job(self, request_id: str, gen: int) -> str:
+        return f"{self.prefix}job:{request_id}:{gen}"
+
+    def req(self, request_id: str, gen: int) -> str:
+        return f"{self.prefix}req:{request_id}:{gen}"
+
+    def worker(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}"

@@ -1,0 +1,67 @@
+-- Leases to `owner` the jobs that are due first, in strict order, while their tokens fit; ends hopeless ones on the way.
+-- KEYS 1 stream, 2 ready, 3 dead, 4 clock, 5 workers, 6 wake
+-- ARGV 1 group, 2 owner, 3 key prefix, 4 most tokens, 5 most jobs, 6 most entries looked at, 7 gap ms, 8 orphan ms,
+--      9 req TTL ms, 10 dead payload TTL ms, 11 most dead letters
+-- Returns {1 when it stopped at the look limit, jobs left in ready, newest stream id, newest wake id, leases, dead jobs};
+--   a lease is
+--   {entry, id, gen, attempt, failures, ms to the deadline, ms waited, payload}.
+-- The newest ids are of the same instant as an empty result: a sleeper that reads from them misses nothing.
+redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1) -- NOGROUP comes out here, before anything is written
+local now = now_ms()
+local budget, max_jobs, max_seen = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local orphan_ms = tonumber(ARGV[8])
+local is_steady = now - steady_since(KEYS[4], now, tonumber(ARGV[7]), false) >= orphan_ms
+local leases, dead, num_seen = {}, {}, 0
+
+-- A gateway is gone when its heartbeat is old although Redis answered all along. One that never registered is not.
+local function is_orphaned(gateway_id)
+  local beat = is_steady and redis.call('ZSCORE', KEYS[5], gateway_id)
+  return beat and now - tonumber(beat) > orphan_ms
+end
+
+local function finish(entry, fields, req, state, detail)
+  local attempt = redis.call('HGET', req, 'attempt') or '0'
+  remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], state, detail)
+  dead[#dead + 1] = dead_job(fields, attempt, state, detail)
+  return attempt
+end
+
+while #leases < max_jobs and num_seen < max_seen do
+  local entry = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  if not entry then break end
+  num_seen = num_seen + 1
+  local fields = fields_of(KEYS[1], entry)
+  if not fields then
+    redis.call('ZREM', KEYS[2], entry)
+  else
+    local req, job = req_key(ARGV[3], fields), job_key(ARGV[3], fields)
+    local left = tonumber(fields['deadline']) - now
+    if left <= 0 then
+      finish(entry, fields, req, 'deadline', 'deadline passed while queued')
+      redis.call('UNLINK', job)
+    elseif is_orphaned(fields['gateway_id']) then
+      finish(entry, fields, req, 'orphaned', 'gateway ' .. fields['gateway_id'] .. ' is gone')
+      redis.call('UNLINK', job)
+    elseif tonumber(fields['tokens']) > budget then
+      break
+    elseif redis.call('EXISTS', req) == 0 or redis.call('EXISTS', job) == 0 then
+      local attempt = finish(entry, fields, req, 'payload_lost', 'payload or request hash is gone from Redis')
+      bury(KEYS[3], ARGV[11], job, ARGV[10], fields, attempt, '', 'payload_lost', 'gone from Redis')
+    else
+      redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry, 'FORCE')
+      redis.call('ZREM', KEYS[2], entry)
+      local attempt = redis.call('HINCRBY', req, 'attempt', 1)
+      redis.call('HSET', req, 'state', 'prefill', 'worker', ARGV[2], 'taken', whole(now))
+      budget = budget - tonumber(fields['tokens'])
+      local known = redis.call('HMGET', req, 'failures', 'enqueued')
+      leases[#leases + 1] = {entry, fields['id'], fields['gen'], whole(attempt), known[1] or '0', whole(left),
+        whole(now - tonumber(known[2] or now)), redis.call('GET', job)}
+    end
+  end
+end
+
+local function newest(stream)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+  return #last > 0 and last[1][1] or '0-0'
+end
+return {num_seen >= max_seen and 1 or 0, redis.call('ZCARD', KEYS[2]), newest(KEYS[1]), newest(KEYS[6]), leases, dead}

@@ -1,0 +1,253 @@
+"""The prefill queue in Redis: each method is one script call. The scripts are in `lua/`, the keys in `keys.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import structlog
+
+from broker.base import DeadJob, JobLease, PrefillJob, QueueDepth, Taken
+from broker.delivery import QueueSettings, ms_to_due, tenant_cost_ms
+from broker.errors import QueueUnavailable
+from broker.keys import GROUP, Keys
+from broker.redis_calls import Argument, RedisCalls
+from broker.redis_replies import text
+from broker.redis_wake import WakeReader
+from pdq.wire.codec import Codec, DecodeError
+from pdq.wire.types import Pair
+
+_log = structlog.get_logger(__name__)
+
+JOBS: Final[Codec[PrefillJob]] = Codec(PrefillJob)
+_ENTRY_VERSION: Final = 1
+_MISSING_BATCH: Final = 500
+_HELD_MAX: Final = 10_000
+_DEPTH_SCAN: Final = 64
+_DETAIL_MAX: Final = 500
+
+
+class RedisPrefillQueue:
+    """Of one model. `calls` is shared by the process and closed by its owner; `close` ends what this object started."""
+
+    def __init__(self, calls: RedisCalls, model: str, settings: QueueSettings) -> None:
+        """Raises ValueError for a model name that can't be part of a key."""
+        self.keys = Keys(model)
+        self._calls = calls
+        self._settings = settings
+        self._wake = WakeReader(calls, (self.keys.stream, self.keys.wake))
+        self._reap_cursor = "0-0"
+        self._returning: set[asyncio.Task[None]] = set()
+        req_ttl_ms = _ms(settings.req_ttl_s)
+        self._burial = (req_ttl_ms, _ms(settings.dead_payload_ttl_s), settings.max_dead_letters)
+        self._gap_ms = _ms(calls.settings.redis_gap_s)
+
+    async def enqueue(self, job: PrefillJob) -> str | None:
+        keys = self.keys
+        where = (*self._keys_of(job.request_id, job.gen), keys.tenants, keys.clock)
+        tokens, settings = job.num_tokens, self._settings
+        tenant = job.tenant if settings.tenant_ms_per_token > 0 else ""
+        times = (
+            ms_to_due(job.priority, tokens, settings),
+            _ms(job.deadline_s),
+            tenant,
+            tenant_cost_ms(tokens, settings),
+            _ms(settings.tenant_debt_s),
+        )
+        entry: tuple[Argument, ...] = ("id", job.request_id, "gen", job.gen, "tokens", tokens, "priority", job.priority)
+        entry += ("mode", job.mode, "tenant", job.tenant, "gateway", job.gateway, "gateway_id", job.gateway_id)
+        entry += ("v", _ENTRY_VERSION, "traceparent", job.traceparent)
+        is_queued, entry_id = await self._run("enqueue", where, (JOBS.encode(job), *times, *entry))
+        return text(entry_id) if is_queued else None
+
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+        leases: list[JobLease] = []
+        dead: list[DeadJob] = []
+        is_cut_short = max_jobs > 0
+        while is_cut_short and not leases:
+            try:
+                reply = await self._take_once(owner, max_tokens, max_jobs)
+            except QueueUnavailable:
+                if not dead:
+                    raise
+                break  # their gateways must hear of those that have ended
+            is_cut_short, num_left, stream_id, wake_id, taken, ended = reply
+            dead += [_dead(raw) for raw in ended]
+            newest = {self.keys.stream: text(stream_id), self.keys.wake: text(wake_id)}
+            self._wake.saw(newest, is_more_waiting=bool(is_cut_short or (taken and num_left)))
+            for raw in taken:
+                lease = _lease(owner, raw)
+                if isinstance(lease, JobLease):
+                    leases.append(lease)
+                else:
+                    dead += await self._bury_unreadable(lease)
+        return Taken(leases=tuple(leases), dead=tuple(dead))
+
+    async def wait(self, timeout_s: float) -> bool:
+        return await self._wake.wait(timeout_s)
+
+    async def renew(self, leases: tuple[JobLease, ...]) -> tuple[bool, ...]:
+        args: list[Argument] = [GROUP]
+        for lease in leases:
+            req = self.keys.req(lease.job.request_id, lease.job.gen)
+            args += [lease.owner, lease.entry_id, req, lease.pair.attempt]
+        return tuple(bool(is_ours) for is_ours in await self._run("renew", (self.keys.stream,), args)) if leases else ()
+
+    async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
+        args = (*_fence(lease), state, decode_worker, self._burial[0])
+        return bool(await self._run("settle", self._keys_of(lease.job.request_id, lease.job.gen), args))
+
+    async def give_back(self, lease: JobLease, *, failure: str | None) -> DeadJob | None:
+        return await self._give_back(
+            lease.job.request_id, lease.job.gen, _fence(lease), failure, self._settings.max_failures, "max_attempts"
+        )
+
+    async def reap(self) -> tuple[DeadJob, ...]:
+        keys, settings = self.keys, self._settings
+        where = (keys.stream, keys.ready, keys.dead, keys.clock, keys.wake)
+        dead: list[DeadJob] = []
+        num_back = 0
+        for _ in range(settings.reap_calls_max):
+            args = (GROUP, keys.prefix, _ms(settings.lease_s), self._gap_ms, self._reap_cursor, settings.reap_batch)
+            limits = (settings.max_failures, *self._burial, _ms(settings.consumer_idle_s))
+            try:
+                cursor, count, ended = await self._run("reap", where, (*args, *limits))
+            except QueueUnavailable:
+                if not dead:
+                    raise
+                break  # their gateways must hear of those that have ended
+            dead += [_dead(raw) for raw in ended]
+            num_back += int(count)
+            self._reap_cursor = text(cursor)
+            if self._reap_cursor == "0-0":
+                break
+        if num_back or dead:
+            _log.warning("leases_reaped", put_back=num_back, dead=[job.request_id for job in dead])
+        return tuple(dead)
+
+    async def cancel(self, request_id: str, gen: int) -> str | None:
+        owner = await self._run("cancel", self._keys_of(request_id, gen), (GROUP, self._burial[0]))
+        return text(owner) or None
+
+    async def held(self, owner: str) -> tuple[str, ...]:
+        reply = await self._calls.submit(
+            ("XPENDING", self.keys.stream, GROUP, "-", "+", _HELD_MAX, owner), group=(self.keys.stream, GROUP)
+        )
+        return tuple(text(pending[0]) for pending in reply)
+
+    async def give_back_others(self, owner: str, keep: tuple[JobLease, ...]) -> int:
+        where = (self.keys.stream, self.keys.ready, self.keys.wake)
+        args: tuple[Argument, ...] = (GROUP, owner, self.keys.prefix, _HELD_MAX, *(lease.entry_id for lease in keep))
+        return int(await self._run("give_back_others", where, args))
+
+    async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        gone: list[tuple[str, int]] = []
+        for start in range(0, len(requests), _MISSING_BATCH):
+            batch = requests[start : start + _MISSING_BATCH]
+            reply = await self._run("missing", (self.keys.epoch,), [self.keys.req(*request) for request in batch])
+            gone += [request for request, is_missing in zip(batch, reply, strict=True) if is_missing]
+        return tuple(gone)
+
+    async def epoch(self) -> str:
+        return text(await self._run("epoch", (self.keys.epoch,), (secrets.token_hex(8),)))
+
+    async def depth(self) -> QueueDepth:
+        where = (self.keys.stream, self.keys.ready, self.keys.dead)
+        queued, running, dead, wait_ms = await self._run("depth", where, (GROUP, _DEPTH_SCAN))
+        return QueueDepth(queued=int(queued), running=int(running), dead=int(dead), oldest_wait_s=int(wait_ms) / 1000)
+
+    async def close(self) -> None:
+        await self._wake.close()
+        await asyncio.gather(*self._returning, return_exceptions=True)
+
+    async def _take_once(self, owner: str, max_tokens: int, max_jobs: int) -> Any:
+        keys, settings = self.keys, self._settings
+        where = (keys.stream, keys.ready, keys.dead, keys.clock, keys.workers, keys.wake)
+        args = (GROUP, owner, keys.prefix, max_tokens, max_jobs, settings.take_scan_max)
+        limits = (self._gap_ms, _ms(settings.orphan_s), *self._burial)
+        reply = self._calls.submit_script("take", where, (*args, *limits), group=(keys.stream, GROUP))
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._return_late(owner, reply), name="return-late-take")
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+            raise
+
+    async def _return_late(self, owner: str, reply: asyncio.Future[Any]) -> None:
+        """The taker was cancelled: what it would have got goes back at once, instead of after a lease."""
+        try:
+            for raw in (await reply)[4]:
+                lease = _lease(owner, raw)
+                if isinstance(lease, JobLease):
+                    await self.give_back(lease, failure=None)
+        except QueueUnavailable as exc:
+            _log.warning("late_take_not_returned", error=str(exc))
+
+    async def _bury_unreadable(self, lease: _Unreadable) -> list[DeadJob]:
+        fence = (GROUP, lease.owner, lease.entry_id, lease.attempt)
+        _log.error("payload_unreadable", request_id=lease.request_id, error=lease.error)
+        dead = await self._give_back(lease.request_id, lease.gen, fence, lease.error, 1, "payload_invalid")
+        return [dead] if dead is not None else []
+
+    async def _give_back(
+        self, request_id: str, gen: int, fence: Sequence[Argument], failure: str | None, max_failures: int, reason: str
+    ) -> DeadJob | None:
+        where = (*self._keys_of(request_id, gen), self.keys.dead, self.keys.wake)
+        counted = "" if failure is None else (failure or "unknown failure")[:_DETAIL_MAX]
+        raw = await self._run("give_back", where, (*fence, counted, max_failures, reason, *self._burial))
+        return _dead(raw) if raw else None
+
+    def _keys_of(self, request_id: str, gen: int) -> tuple[str, str, str, str]:
+        keys = self.keys
+        return keys.stream, keys.ready, keys.req(request_id, gen), keys.job(request_id, gen)
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await self._calls.run(name, keys, args, group=(self.keys.stream, GROUP))
+
+
+class _Unreadable:
+    """A job that was taken but can't be understood (other version, damaged)."""
+
+    def __init__(self, owner: str, entry_id: str, attempt: int, request_id: str, gen: int, error: str) -> None:
+        self.owner, self.entry_id, self.attempt = owner, entry_id, attempt
+        self.request_id, self.gen, self.error = request_id, gen, error
+
+
+def _lease(owner: str, raw: Sequence[Any]) -> JobLease | _Unreadable:
+    entry_id, request_id, gen, attempt, failures, left_ms, waited_ms, payload = raw
+    try:
+        job, _ = JOBS.decode(payload)
+    except DecodeError as exc:
+        return _Unreadable(owner, text(entry_id), int(attempt), text(request_id), int(gen), f"payload: {exc}")
+    return JobLease(
+        job=job,
+        entry_id=text(entry_id),
+        owner=owner,
+        pair=Pair(gen=job.gen, attempt=int(attempt)),
+        remaining_s=int(left_ms) / 1000,
+        queue_wait_s=int(waited_ms) / 1000,
+        failures=int(failures),
+    )
+
+
+def _dead(raw: Sequence[Any]) -> DeadJob:
+    request_id, gen, attempt, gateway, gateway_id, reason, detail = (text(value) for value in raw)
+    return DeadJob(
+        request_id=request_id,
+        pair=Pair(gen=int(gen), attempt=int(attempt)),
+        gateway=gateway,
+        gateway_id=gateway_id,
+        reason=reason,
+        detail=detail,
+    )
+
+
+def _fence(lease: JobLease) -> tuple[Argument, ...]:
+    return (GROUP, lease.owner, lease.entry_id, lease.pair.attempt)
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -1,0 +1,162 @@
+"""The four stores that the queue's contract is tested on, behind one small face."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from fakeredis import FakeServer
+from fakeredis.aioredis import FakeAsyncRedisConnection
+
+from broker.base import JobLease, PrefillJob, PrefillQueue, Registry
+from broker.delivery import QueueSettings
+from broker.memory import MemoryQueue
+from broker.memory_registry import MemoryRegistry
+from broker.redis_calls import RedisCalls
+from broker.redis_client import RedisSettings
+from broker.redis_queue import RedisPrefillQueue
+from broker.redis_registry import RedisRegistry
+from broker.redis_replies import text
+from broker.registry_settings import RegistrySettings
+from pdq.wire.types import SamplingParams, pack_ids
+
+LIMIT_S = 15.0
+MODEL = "acme/model"
+_numbers = itertools.count(1)
+
+
+def job(request_id: str = "", *, tokens: int = 4, gen: int = 1, **changes: Any) -> PrefillJob:
+    values: dict[str, Any] = {
+        "request_id": request_id or f"r{next(_numbers)}",
+        "gen": gen,
+        "prompt_ids": pack_ids(range(tokens)),
+        "generated_ids": b"",
+        "sampling": SamplingParams(max_tokens=3, temperature=0.0),
+        "deadline_s": 600.0,
+        "gateway": "tcp://127.0.0.1:1",
+        "gateway_id": "gateway-a",
+        "mode": "pull",
+    }
+    return PrefillJob(**(values | changes))
+
+
+async def take_one(queue: PrefillQueue, owner: str = "p1") -> JobLease:
+    taken = await queue.take(owner, max_tokens=10**9, max_jobs=1)
+    assert len(taken.leases) == 1
+    return taken.leases[0]
+
+
+async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
+    """Asks again and again, for a limited time."""
+    async with asyncio.timeout(LIMIT_S):
+        while not await is_true():
+            await asyncio.sleep(0.01)
+
+
+class Store(Protocol):
+    name: str
+    queue: PrefillQueue
+    registry: Registry
+
+    def other(self, **changes: Any) -> PrefillQueue:
+        """Another process's queue object on the same data, with other settings."""
+
+    async def expire_leases(self) -> tuple[Any, ...]:
+        """What reap returns once all leases have run out."""
+
+    async def leftovers(self) -> tuple[int, int, int]:
+        """XLEN, XPENDING, ZCARD."""
+
+    async def state(self, request_id: str, gen: int = 1) -> str | None: ...
+
+    async def close(self) -> None: ...
+
+
+class FakeConnector:
+    """Connections to a fakeredis server inside the test process."""
+
+    where = "fakeredis"
+
+    def __init__(self) -> None:
+        self.server = FakeServer(version=(7, 0))
+        self.num_opened = 0
+
+    async def open(self) -> Any:
+        self.num_opened += 1
+        connection = FakeAsyncRedisConnection(server=self.server, protocol=2, socket_timeout=None)
+        await connection.connect()
+        return connection
+
+
+class RedisStore:
+    def __init__(self, name: str, calls: RedisCalls, settings: QueueSettings | None = None) -> None:
+        self.name = name
+        self.calls = calls
+        self.settings = settings or QueueSettings()
+        self.queue = RedisPrefillQueue(calls, MODEL, self.settings)
+        self.registry = RedisRegistry(calls, MODEL, RegistrySettings())
+        self._others: list[RedisPrefillQueue] = []
+
+    def other(self, **changes: Any) -> RedisPrefillQueue:
+        queue = RedisPrefillQueue(self.calls, MODEL, dataclasses.replace(self.settings, **changes))
+        self._others.append(queue)
+        return queue
+
+    async def expire_leases(self) -> tuple[Any, ...]:
+        return await self.other(lease_s=0.0).reap()
+
+    async def leftovers(self) -> tuple[int, int, int]:
+        keys = self.queue.keys
+        pending = len(await self.calls.call("XPENDING", keys.stream, "prefill", "-", "+", 10**6))
+        return await self.calls.call("XLEN", keys.stream), pending, await self.calls.call("ZCARD", keys.ready)
+
+    async def state(self, request_id: str, gen: int = 1) -> str | None:
+        return text(await self.calls.call("HGET", self.queue.keys.req(request_id, gen), "state")) or None
+
+    async def close(self) -> None:
+        for queue in (self.queue, *self._others):
+            await queue.close()
+        await self.calls.close()
+
+
+class MemoryStore:
+    name = "memory"
+
+    def __init__(self, settings: QueueSettings | None = None) -> None:
+        self.now_s = 1000.0
+        self.settings = settings or QueueSettings()
+        self.queue = MemoryQueue(self.settings, clock=lambda: self.now_s)
+        self.registry = MemoryRegistry(clock=lambda: self.now_s)
+
+    def other(self, **changes: Any) -> MemoryQueue:
+        assert not changes
+        return self.queue
+
+    async def expire_leases(self) -> tuple[Any, ...]:
+        self.now_s += self.settings.lease_s
+        return await self.queue.reap()
+
+    async def leftovers(self) -> tuple[int, int, int]:
+        depth = await self.queue.depth()
+        return depth.queued + depth.running, depth.running, depth.queued
+
+    async def state(self, request_id: str, gen: int = 1) -> str | None:
+        return self.queue.state_of(request_id, gen)
+
+    async def close(self) -> None:
+        await self.queue.close()
+
+
+def fake_calls() -> RedisCalls:
+    return RedisCalls(RedisSettings(redis_block_s=0.2), connector=FakeConnector())
+
+
+async def real_calls(url: str, **changes: Any) -> RedisCalls:
+    """On an emptied server."""
+    calls = RedisCalls(RedisSettings(redis=url, **changes))
+    await calls.call("FLUSHALL")
+    await calls.call("SCRIPT", "FLUSH")
+    return calls

