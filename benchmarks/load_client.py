@@ -123,7 +123,9 @@ async def connect(host: str, port: int) -> Connection:
 def http_request(path: str, body: dict[str, object], *, host: str = "bench") -> bytes:
     """The bytes of one POST."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 

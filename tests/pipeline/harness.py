@@ -1,0 +1,155 @@
+"""A whole deployment for tests: real processes, real sockets, a real server; what they leave behind is checked.
+
+`Pipeline` starts everything through the same code as `pdq up`. `quiet` waits until nothing is queued or leased and
+every KV pool is back at its start level.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio
+
+from pdq.cli.children import Child
+from pdq.cli.deployment import Deployment, DeploymentSettings
+from tests.servers import RedisServer, free_port
+
+START_LIMIT_S = 90.0
+
+
+@dataclass(slots=True)
+class Pipeline:
+    deployment: Deployment
+    redis: redis.asyncio.Redis
+    client: httpx.AsyncClient
+    model: str
+    log_dir: Path
+
+    @property
+    def url(self) -> str:
+        return self.deployment.settings.url
+
+    @property
+    def port(self) -> int:
+        return self.deployment.settings.http_port
+
+    def key(self, name: str) -> str:
+        return f"pdq:{{{self.model}}}:{name}"
+
+    def child(self, name: str) -> Child:
+        """`gateway-1`, `prefill-2`, ..."""
+        return next(child for child in self.deployment.children if child.name == name)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Of the role's process only; its engine follows it."""
+        pid = self.child(name).pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    async def complete(self, prompt: object, *, max_tokens: int = 16, **more: object) -> dict[str, Any]:
+        """One greedy completion that must succeed."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
+        response = await self.client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def workers(self) -> dict[str, dict[str, str]]:
+        """Registry records by worker id."""
+        names = await self.redis.zrange(self.key("workers"), 0, -1)
+        records = {}
+        for name in names:
+            record = await self.redis.hgetall(self.key(f"worker:{name.decode()}"))
+            if record:
+                records[name.decode()] = {key.decode(): value.decode() for key, value in record.items()}
+        return records
+
+    async def quiet(self, *, limit_s: float = 20.0) -> None:
+        """Fails when work, leases or KV blocks are left after `limit_s`."""
+
+        async def leftovers() -> str:
+            found = []
+            if queued := await self.redis.zcard(self.key("ready")):
+                found.append(f"ZCARD {queued}")
+            if entries := await self.redis.xlen(self.key("prefill")):
+                found.append(f"XLEN {entries}")
+            with contextlib.suppress(redis.exceptions.ResponseError):
+                if pending := (await self.redis.xpending(self.key("prefill"), "prefill"))["pending"]:
+                    found.append(f"XPENDING {pending}")
+            for name, record in (await self.workers()).items():
+                if record["role"] != "gateway" and record["free_blocks"] != record["total_blocks"]:
+                    found.append(f"{name}: {record['free_blocks']} of {record['total_blocks']} blocks free")
+            return "; ".join(found)
+
+        await eventually(leftovers, limit_s=limit_s, what="a quiet pipeline")
+
+
+async def eventually(problem: Callable[[], Awaitable[str]], *, limit_s: float, what: str) -> None:
+    """Asks until `problem` returns an empty text; fails with the last text."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while text := await problem():
+        if loop.time() > deadline:
+            raise AssertionError(f"no {what} within {limit_s} s: {text}")
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path,
+    server: RedisServer | None,
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    engine: str = "sim",
+    model: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    log_level: str = "info",
+    timeout_s: float = 60.0,
+) -> AsyncIterator[Pipeline]:
+    """`server` None: the embedded one. `environ`: settings as PDQ_... variables, scoped ones for one role."""
+    settings = DeploymentSettings(
+        prefill=prefill,
+        decode=decode,
+        engine=engine,
+        model=model,
+        redis=server.url if server else None,
+        http_port=free_port(),
+        run_dir=folder / "run",
+        log_level=log_level,
+    )
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PDQ_")}
+    deployment = Deployment(settings, environ={**inherited, "PYTHONUNBUFFERED": "1", **(environ or {})})
+    async with deployment:
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                await deployment.wait_until_ready()
+        except BaseException:
+            _print_logs(folder / "run")
+            raise
+        client = httpx.AsyncClient(base_url=settings.url, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
+        store = redis.asyncio.from_url(deployment.redis_url)
+        try:
+            name = Path(settings.model_name).name
+            yield Pipeline(deployment, store, client, name, deployment.folder.log_dir)
+        except BaseException:
+            _print_logs(folder / "run")
+            raise
+        finally:
+            await client.aclose()
+            await store.aclose()
+
+
+def _print_logs(folder: Path) -> None:
+    """The last lines of each process, for the test's report."""
+    for path in sorted(folder.rglob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()
+        print(f"--- {path.name}", *lines[-25:], sep="\n")
