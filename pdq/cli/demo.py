@@ -121,7 +121,7 @@ async def _ask_and_report(console: Console, settings: DemoSettings) -> None:
 def _ask(console: Console, settings: DemoSettings) -> Answer:
     """Prints the answer as it streams. Raises ChatFailed."""
     body = {
-        "model": settings.deployment.model_name,
+        "model": settings.deployment.served_model.name,
         "messages": [{"role": "user", "content": settings.question}],
         "max_tokens": settings.answer_tokens,
         "temperature": 0,

@@ -38,8 +38,9 @@ def report_table(
 def keep_lines(settings: DeploymentSettings, redis_url: str) -> str:
     """Commands to try, as they can be pasted."""
     port = redis_url.rpartition(":")[2].partition("/")[0]
-    key = f"pdq:{{{settings.model_name}}}"
-    body = f'{{"model": "{settings.model_name}", "stream": true, "messages": [{{"role": "user", "content": "Hi!"}}]}}'
+    model = settings.served_model.name
+    key = f"pdq:{{{model}}}"
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hi!"}}]}}'
     return "\n".join(
         [
             "",
@@ -51,7 +52,7 @@ def keep_lines(settings: DeploymentSettings, redis_url: str) -> str:
             f"  redis-cli -p {port} zrange '{key}:workers' 0 -1",
             f"  redis-cli -p {port} xinfo stream '{key}:prefill'",
             f"  redis-cli -p {port} --scan --pattern '{key}:req:*'",
-            f"  pdq status --redis {redis_url} --model {settings.model_name}",
+            f"  .venv/bin/pdq status --redis {redis_url}",
             "",
         ]
     ).replace("[{", r"\[{")

@@ -7,6 +7,7 @@ their requests while workers still work, then workers, then the server. A role t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from pdq.cli.gateway_client import is_ready
 from pdq.cli.redis_server import free_port, server_command, wait_until_serving
 from pdq.cli.run_folder import RunFolder
 from pdq.runtime.errors import StartupError
+from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
 
-_DEFAULT_MODELS: Final = {"torch": "smollm2-135m", "sim": "sim"}
+_DEFAULT_TORCH_MODEL: Final = "smollm2-135m"
 _REDIS_START_S: Final = 60.0
 
 
@@ -36,9 +38,8 @@ class DeploymentSettings:
     engine: Literal["torch", "sim"] = field(
         default="torch", metadata={"help": "torch: a real model on the CPU; sim: no model, simulated times"}
     )
-    model: str | None = field(
-        default=None, metadata={"help": "model folder or name; none: smollm2-135m (torch) or sim (sim)"}
-    )
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """`--engine torch` without `--model` takes smollm2-135m."""
     redis: str | None = field(default=None, metadata={"help": "URL of a running Redis; none: starts an embedded one"})
     http_host: str = field(default="127.0.0.1", metadata={"help": "address that the gateways listen on"})
     http_port: int = field(default=8000, metadata={"help": "port of the first gateway"})
@@ -59,8 +60,11 @@ class DeploymentSettings:
             raise ValueError("nothing to run: --gateways, --prefill and --decode are all 0")
 
     @property
-    def model_name(self) -> str:
-        return self.model or _DEFAULT_MODELS[self.engine]
+    def served_model(self) -> ModelSettings:
+        """The model, with the engine's default where none was given."""
+        if self.engine == "torch" and self.model.is_sim:
+            return dataclasses.replace(self.model, model=_DEFAULT_TORCH_MODEL)
+        return self.model
 
     @property
     def url(self) -> str:
@@ -157,14 +161,17 @@ class Deployment:
 
     def _start_roles(self) -> None:
         settings = self.settings
-        common = ["--redis", self.redis_url, "--model", settings.model_name, "--engine", settings.engine]
-        common += ["--log-level", settings.log_level, *self._role_flags]
+        model = settings.served_model
+        common = ["--redis", self.redis_url, "--model", model.model, "--served-model-name", model.served_model_name]
+        common += ["--model-cache", str(model.model_cache), "--log-level", settings.log_level, *self._role_flags]
         for n in range(settings.gateways):
             http = ["--http-host", settings.http_host, "--http-port", str(settings.http_port + n)]
             self._start(f"gateway-{n + 1}", [sys.executable, "-m", "gateway", *common, *http])
         for role, count in (("prefill", settings.prefill), ("decode", settings.decode)):
             for n in range(count):
-                self._start(f"{role}-{n + 1}", [sys.executable, "-m", f"{role}_worker", *common])
+                self._start(
+                    f"{role}-{n + 1}", [sys.executable, "-m", f"{role}_worker", *common, "--engine", settings.engine]
+                )
 
     def _start(self, name: str, command: list[str]) -> None:
         child = Child(
@@ -184,7 +191,7 @@ class Deployment:
             {
                 "http": self.settings.url,
                 "redis": self.redis_url,
-                "model": self.settings.model_name,
+                "model": self.settings.served_model.name,
                 "processes": {c.name: {"pid": c.pid, "state": c.state, "log": str(c.log_path)} for c in self.children},
             }
         )

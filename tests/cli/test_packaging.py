@@ -1,0 +1,73 @@
+"""The wheel holds exactly our packages, with their data files; the make targets and scripts exist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"broker", "connector", "decode_worker", "engine", "gateway", "pdq", "prefill_worker"}
+TARGETS = ["help", "demo", "check", "test", "test-long", "parity", "format", "clean"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the work tree and nothing old gets in."""
+    source = tmp_path_factory.mktemp("source")
+    for name in [*PACKAGES, "tests"]:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("pdqueue-*.whl"))
+
+
+def test_the_wheel_holds_every_file_of_our_packages_and_nothing_else(wheel: Path) -> None:
+    expected = {
+        str(path.relative_to(ROOT))
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".py", ".lua")
+    }
+
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    assert packed == expected
+    assert any(name.startswith("broker/lua/") for name in packed)
+
+
+def test_the_wheel_can_not_be_uploaded_by_mistake_and_brings_the_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    folder = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)
+
+    assert "Classifier: Private :: Do Not Upload" in archive.read(f"{folder}/METADATA").decode()
+    assert "pdq = pdq.cli.main:main" in archive.read(f"{folder}/entry_points.txt").decode()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_knows_the_target(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_help_names_what_a_person_needs() -> None:
+    printed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert all(f"make {target}" in printed for target in ("demo", "test", "check"))
+
+
+@pytest.mark.parametrize("script", [".ci/run", "scripts/install.sh", "scripts/system-packages.sh"])
+def test_scripts_can_be_run_and_parsed(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
