@@ -26,8 +26,8 @@ demo: install-demo
 	@$(BIN)/pdq demo $(DEMO_FLAGS)
 
 check: install-dev
-	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >.venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
 	@$(BIN)/pytest -q -p no:cacheprovider tests/test_file_lengths.py

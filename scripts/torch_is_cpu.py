@@ -1,4 +1,4 @@
-"""Refuses to go on when pip would fetch a CUDA build of torch, several GB. Run with the virtual environment's Python."""
+"""Refuses to go on when pip would fetch a CUDA build of torch, several GB. Run with the Python of .venv."""
 
 from __future__ import annotations
 
