@@ -36,7 +36,7 @@ class EngineCore:
         """The worker half has `regions` registered already."""
         self.pool = pool
         self.scheduler = Scheduler(settings, pool, scheduler_half, limits=limits, eos_token_ids=runner.eos_token_ids)
-        self._runner = runner
+        self.runner = runner
         self._scheduler_half = scheduler_half
         self._worker_half = worker_half
         self._layer_names = _layer_names(regions, runner.num_layers)
@@ -69,7 +69,7 @@ class EngineCore:
         worker_half.bind_connector_metadata(meta)
         # vLLM 0.32 launches the forward first, but its forward is asynchronous; ours would delay the loads by a step.
         worker_half.start_load_kv()
-        results = self._runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
+        results = self.runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
         worker_half.wait_for_save()
         transfers = worker_half.get_transfer_results()
         worker_half.clear_connector_metadata()
@@ -99,7 +99,7 @@ class EngineCore:
         """Connector before memory: nobody may touch the blocks when the runner drops them."""
         self._scheduler_half.shutdown()
         self._worker_half.shutdown()
-        self._runner.close()
+        self.runner.close()
 
     def _before_layer(self, layer: int) -> None:
         for name in self._layer_names[layer]:

@@ -49,6 +49,10 @@ class FreeRuns:
         self._add(start, length)
         self.num_blocks += 1
 
+    def runs(self) -> dict[int, int]:
+        """First block -> length, of each run."""
+        return dict(self._length_at)
+
     def blocks(self) -> Iterator[int]:
         for start, length in self._length_at.items():
             yield from range(start, start + length)

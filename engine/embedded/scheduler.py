@@ -57,6 +57,7 @@ class Scheduler:
         self._loading: dict[str, Request] = {}
         self._loaded: list[Request] = []  # not running before the next step
         self._arrivals = 0
+        self.num_preemptions = 0
         self._prefixes = PrefixCache(pool, block_size=settings.block_size, is_enabled=settings.prefix_caching)
         self._ends = Endings(pool, half, self._requests, block_size=settings.block_size)
 
@@ -241,6 +242,7 @@ class Scheduler:
         """All blocks go back; it is computed again, with what it has generated, when there is room."""
         self._pool.free(victim.sequence.block_ids)
         victim.displace()
+        self.num_preemptions += 1
         self._waiting.appendleft(victim)
         _log.info("request_preempted", engine_request_id=victim.engine_request_id)
 
