@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -79,7 +79,7 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
 
-    def parse(self, parser: Parser) -> CallBlock:
+    def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)

@@ -26,7 +26,7 @@ class TextDecoder(Protocol):
 
 
 class StreamDecoder:
-    """With the `tokenizers` package's DecodeStream. `context` are ids before the first one: they decide about spaces."""
+    """With the `tokenizers` package's DecodeStream. `context`: the ids before, which decide about a space."""
 
     __slots__ = ("_pending", "_skip", "_stream", "_tail", "_tokenizer")
 

@@ -81,7 +81,7 @@ class Common(BaseModel):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = Field(None, description="Adds token_ids to each choice, prompt_token_ids once.")
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Lower goes first.")
     request_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Deadline of this request; bounded by the server's request_deadline_s."
     )

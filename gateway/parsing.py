@@ -82,7 +82,9 @@ def parse_completion(body: bytes, *, max_prompts: int) -> Ask:
     if not prompts:
         raise GatewayError("invalid_value", "prompt is an empty list", param="prompt")
     if len(prompts) > max_prompts:
-        raise GatewayError("invalid_value", f"prompt lists {len(prompts)} prompts, at most {max_prompts}", param="prompt")
+        raise GatewayError(
+            "invalid_value", f"prompt lists {len(prompts)} prompts, at most {max_prompts}", param="prompt"
+        )
     return _ask(
         request,
         kind="text",
@@ -178,7 +180,7 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[tup
     if isinstance(prompt, str):
         return (prompt,), False
     if prompt and isinstance(prompt[0], int):
-        return (prompt,), False  # type: ignore[return-value]  # the schema: one int, all ints
+        return (prompt,), False  # if one is an int, all are
     return tuple(prompt), True  # type: ignore[arg-type]
 
 

@@ -176,7 +176,7 @@ class Session:
         return True, [] if former is None else [SendCancel(owner=former, reason="superseded")]
 
     def on_delta(self, worker: str, delta: Delta) -> list[Command]:
-        """Takes over what is new in it. Replays are cut to their new part; a gap can't be repaired and moves the request."""
+        """Takes over what is new in it; a replay is cut to its new part, a gap moves the request to the next gen."""
         owner = self.owner
         if owner is None or delta.pair != owner.pair or worker != owner.worker:
             return [Refuse(pair=delta.pair)]

@@ -1,23 +1,24 @@
-"""Settings of a gateway process."""
+"""Settings of a gateway's own parts; the process's whole list is in `main.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """HTTP, model, limits and times. `model` and `served_model_name` are shared with the workers' settings by name."""
+    """HTTP, limits and times."""
 
-    http_host: str = field(default="0.0.0.0", metadata={"help": "address on which clients are served"})
+    http_host: str = field(default="127.0.0.1", metadata={"help": "address on which clients are served"})
     http_port: int = field(default=8000, metadata={"help": "port on which clients are served; 0: the system chooses"})
-    api_key: str = field(default="", metadata={"help": "clients must send it as bearer token; empty: no key needed"})
-    model: str = field(default="sim", metadata={"help": "model folder (its tokenizer and chat template), or `sim`"})
-    served_model_name: str = field(
-        default="", metadata={"help": "name that clients use; empty: the last part of --model"}
-    )
-    max_model_len: int | None = field(
-        default=None, metadata={"help": "most tokens of prompt and answer; none: from the model's config, 32768 for sim"}
+    api_key: str = field(default="", metadata={"help": "what clients must send as bearer token; empty: nothing"})
+    mode: Literal["pull"] = field(default="pull", metadata={"help": "how KV gets from prefill to decode workers"})
+    max_model_len: int = field(
+        default=0,
+        metadata={
+            "help": "most tokens of prompt and answer; 0: what the model's config and the workers' KV memory allow"
+        },
     )
     max_body_bytes: int = field(default=16 * 2**20, metadata={"help": "largest request body"})
     max_list_prompts: int = field(default=128, metadata={"help": "most prompts in one completion request"})
@@ -32,16 +33,22 @@ class GatewaySettings:
     sse_keepalive_s: float = field(default=15.0, metadata={"help": "silence after which a stream gets a comment"})
     max_migrations: int = field(default=3, metadata={"help": "how often a request may move to another decode worker"})
     stall_s: float = field(
-        default=10.0, metadata={"help": "a decode worker that owes tokens and makes no step, or is silent: gone"}
+        default=10.0,
+        metadata={"help": "a decode worker that owes tokens and makes no step, or is silent, counts as gone"},
     )
     owner_kv_wait_s: float = field(
-        default=40.0, metadata={"help": "as stall-s, while the request's KV may still be on its way"}
+        default=40.0, metadata={"help": "as stall-s, while a request's KV may still be on its way"}
     )
     owner_silence_s: float = field(
-        default=2.5, metadata={"help": "silence of a decode worker after which it is probed"}
+        default=2.5, metadata={"help": "a decode worker that owes tokens and is silent this long is probed"}
     )
+    owner_check_s: float = field(default=0.5, metadata={"help": "pace of the look at decode workers"})
     lost_check_s: float = field(default=2.0, metadata={"help": "pace of the check that queued jobs still exist"})
     queue_timeout_s: float = field(default=5.0, metadata={"help": "longest wait for one call to the queue"})
     tick_s: float = field(default=0.1, metadata={"help": "grain of deadlines and keep-alives"})
-    gateway_inbox_host: str = field(default="127.0.0.1", metadata={"help": "address of the ZeroMQ inbox for notices"})
-    gateway_inbox_port: int = field(default=0, metadata={"help": "its port; 0: the system chooses"})
+
+    def __post_init__(self) -> None:
+        if min(self.tick_s, self.owner_check_s, self.lost_check_s, self.queue_timeout_s, self.request_deadline_s) <= 0:
+            raise ValueError("tick_s, owner_check_s, lost_check_s, queue_timeout_s, request_deadline_s: above 0")
+        if min(self.max_model_len, self.max_migrations) < 0 or min(self.max_in_flight, self.max_queued) < 1:
+            raise ValueError("max_model_len, max_migrations: at least 0; max_in_flight, max_queued: at least 1")

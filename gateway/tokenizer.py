@@ -19,8 +19,8 @@ from gateway.chat_template import ChatTemplate, load_chat_template
 from gateway.detokenise import ByteDecoder, StreamDecoder, TextDecoder
 from gateway.errors import GatewayError
 from pdq.runtime.errors import StartupError
+from pdq.runtime.model import ModelSettings
 
-SIM: Final = "sim"
 _SHORT_CHARS: Final = 4096
 """Up to here encoding takes less time than a thread hop is worth (about 1 ms)."""
 
@@ -49,7 +49,7 @@ class ByteTokenizer:
     """Of the simulated engine: ids 0-255 are bytes, 256 begins, 257 ends a text (neither is ever added here)."""
 
     vocab_size = 258
-    max_model_len = None
+    max_model_len: int | None = None
 
     def render(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, extra: Mapping[str, Any]
@@ -123,26 +123,27 @@ class ModelTokenizer:
         return token.replace("\u2581", " ").encode()
 
 
-def load_tokenizer(model: str) -> TextTokenizer:
-    """`model`: a folder with tokenizer.json, or `sim`. Blocking. Raises StartupError."""
-    if model == SIM:
+def load_tokenizer(model: ModelSettings) -> TextTokenizer:
+    """Of the model's folder, or the simulated engine's. Blocking. Raises StartupError."""
+    if model.is_sim:
         return ByteTokenizer()
-    folder = Path(model)
+    return read_tokenizer(model.folder())
+
+
+def read_tokenizer(folder: Path) -> ModelTokenizer:
+    """Blocking. Raises StartupError."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        if not folder.is_dir():
-            raise StartupError(f"--model {model}: no such folder; give a model folder, or `sim`")
-        make = f"AutoTokenizer.from_pretrained({model!r}).save_pretrained({model!r})"
-        raise StartupError(
-            f"{folder} has no tokenizer.json; make one: python -c \"from transformers import AutoTokenizer; {make}\""
-        )
+        make = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        command = f'python -c "from transformers import AutoTokenizer; {make}"'
+        raise StartupError(f"{folder} has no tokenizer.json; make one: {command}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
         template = load_chat_template(folder)
         limit = _context_length(folder / "config.json")
     except jinja2.TemplateError as error:
         raise StartupError(f"the chat template in {folder} is broken: {error}") from error
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a file it can't read
+    except Exception as error:  # tokenizers raises plain Exception for a file that it can't read
         raise StartupError(f"can't read the tokenizer in {folder}: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,0 +1,8 @@
+"""`python -m gateway`."""
+
+import sys
+
+from gateway.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

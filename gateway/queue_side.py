@@ -1,0 +1,130 @@
+"""The gateway's dealings with the prefill queue: enqueue, enqueue again, cancel, look for lost jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from broker.base import PrefillJob, PrefillQueue
+from broker.errors import QueueUnavailable
+from gateway.background import Background
+from gateway.errors import GatewayError
+from gateway.exchange import Exchange
+from gateway.session import Command, Enqueue, State
+
+_RETRY_MIN_S: Final = 0.25
+_RETRY_MAX_S: Final = 2.0
+_AGAIN_AT_ONCE: Final = 16
+"""Requests that go back into the queue at the same time: after a loss of data all of them want to."""
+log = structlog.get_logger(__name__)
+
+Perform = Callable[[Exchange, list[Command]], None]
+
+
+class QueueSide:
+    def __init__(
+        self,
+        queue: PrefillQueue,
+        background: Background,
+        *,
+        gateway_id: str,
+        endpoint: str,
+        mode: str,
+        timeout_s: float,
+        perform: Perform,
+        notify_owner: Callable[[str, str, int], None],
+    ) -> None:
+        """`notify_owner(worker, request_id, gen)`: this prefill worker still holds a job that was cancelled."""
+        self._queue = queue
+        self._background = background
+        self._gateway_id = gateway_id
+        self._endpoint = endpoint
+        self._mode = mode
+        self._timeout_s = timeout_s
+        self._perform = perform
+        self._notify_owner = notify_owner
+        self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
+
+    async def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
+        """The first time. Raises GatewayError when the queue refuses; nothing stays queued then."""
+        try:
+            await self._put(exchange, command)
+        except QueueUnavailable as error:
+            message = f"the request queue is unavailable: {error}"
+            self.cancel(exchange.request_id, command.gen)  # its answer may be lost, not the job: cancel beats enqueue
+            self._perform(exchange, exchange.session.on_enqueue_failed(command.gen, "queue_unavailable", message))
+            raise GatewayError("queue_unavailable", message) from error
+        self._perform(exchange, exchange.session.on_enqueued(command.gen))
+
+    def enqueue_again(self, exchange: Exchange, command: Enqueue) -> None:
+        """In the background, until the queue takes it or the request ends."""
+        self._background.spawn(self._enqueue_again(exchange, command))
+
+    def cancel(self, request_id: str, gen: int) -> None:
+        self._background.spawn(self._cancel(request_id, gen))
+
+    async def check_lost(self, exchanges: Iterable[Exchange]) -> None:
+        """Puts in again what waits without a trace in the queue. Oldest first."""
+        waiting = [e for e in exchanges if e.session.state is State.QUEUED]
+        if not waiting:
+            return
+        asked = [(e.request_id, e.session.gen) for e in waiting]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                missing = await self._queue.missing(tuple(asked))
+        except (QueueUnavailable, TimeoutError):
+            return
+        for exchange, (request_id, gen) in zip(waiting, asked, strict=True):
+            if (request_id, gen) in missing:
+                log.warning("job_lost", request_id=request_id, gen=gen)
+                self._perform(exchange, exchange.session.on_job_lost(gen))
+
+    async def _enqueue_again(self, exchange: Exchange, command: Enqueue) -> None:
+        delay_s = _RETRY_MIN_S
+        async with self._again:
+            while exchange.session.gen == command.gen and not exchange.session.is_closed:
+                try:
+                    await self._put(exchange, command)
+                except QueueUnavailable as error:
+                    log.warning("enqueue_failed", request_id=exchange.request_id, gen=command.gen, error=str(error))
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, _RETRY_MAX_S)
+                else:
+                    self._perform(exchange, exchange.session.on_enqueued(command.gen))
+                    return
+
+    async def _put(self, exchange: Exchange, command: Enqueue) -> None:
+        loop = asyncio.get_running_loop()
+        job = PrefillJob(
+            request_id=exchange.request_id,
+            gen=command.gen,
+            prompt_ids=exchange.prompt_ids,
+            generated_ids=command.generated_ids,
+            sampling=exchange.prompt.sampling,
+            deadline_s=max(0.001, exchange.session.deadline - loop.time()),
+            gateway=self._endpoint,
+            gateway_id=self._gateway_id,
+            mode=self._mode,
+            tenant=exchange.tenant,
+            priority=exchange.priority,
+            traceparent=exchange.traceparent,
+        )
+        exchange.enqueued_at = loop.time()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._queue.enqueue(job)
+        except TimeoutError as error:
+            raise QueueUnavailable(f"no answer within {self._timeout_s} s") from error
+
+    async def _cancel(self, request_id: str, gen: int) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                owner = await self._queue.cancel(request_id, gen)
+        except (QueueUnavailable, TimeoutError) as error:
+            log.warning("queue_cancel_failed", request_id=request_id, gen=gen, error=str(error))
+            return
+        if owner:
+            self._notify_owner(owner, request_id, gen)

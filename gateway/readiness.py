@@ -1,0 +1,24 @@
+"""Can a request be served now? Reasons are stable words for machines; /ready turns them into 200 or 503."""
+
+from __future__ import annotations
+
+from broker.membership import RegistryView
+
+
+def reasons_not_ready(view: RegistryView, *, is_open: bool) -> list[str]:
+    """Empty: ready. The view is at most one heartbeat old while the registry answers."""
+    if not is_open:
+        return ["draining"]
+    if not view.is_current:
+        return ["queue_unavailable"]
+    reasons = []
+    prefill, decode = (
+        [worker for worker in view.of_role(role) if worker.state == "ready"] for role in ("prefill", "decode")
+    )
+    if not prefill:
+        reasons.append("no_prefill_worker")
+    if not decode:
+        reasons.append("no_decode_worker")
+    if prefill and decode and not {w.fingerprint for w in prefill} & {w.fingerprint for w in decode}:
+        reasons.append("fingerprint_mismatch")
+    return reasons
