@@ -31,6 +31,6 @@ echo "installing pdq [$extras] into .venv (the first time takes a few minutes)"
 if [ -t 1 ]; then
   "${pip[@]}" install -e ".[$extras]" # with pip's own progress bars
 else
-  "${pip[@]}" install -q -e ".[$extras]"
+  "${pip[@]}" install -qq -e ".[$extras]"
 fi
 echo "$hash" >".venv/.installed-$kind"

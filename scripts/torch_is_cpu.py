@@ -53,7 +53,7 @@ def _cuda_packages(requirement: str) -> list[str]:
     """What pip would install of NVIDIA's packages; empty also when pip fails, which the installation then shows."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", str(report), requirement]
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "-qq", "--report", str(report), requirement]
         if subprocess.run(command, check=False).returncode != 0:
             return []
         names = [item["metadata"]["name"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
