@@ -73,7 +73,7 @@ class Router(Generic[M]):
         self.endpoint = host if not told else tcp_endpoint(told, _bound_port(self.socket))
         """Where others connect to."""
         self.after_send: Callable[[], None] = _nothing
-        """Called after each send, which may swallow the announcement of a received message."""
+        """Called after each send, also a failed one: it may have swallowed the announcement of a received message."""
         self.num_undecodable = 0
         self.num_dropped = 0
         """Answers that could not be sent."""
@@ -101,11 +101,12 @@ class Router(Generic[M]):
         if not self.socket.closed:
             try:
                 self.socket.send_multipart([peer, self._codec.encode(message, ref=ref)], zmq.NOBLOCK)
-                self.after_send()
                 return True
             except zmq.ZMQError as exc:
                 if exc.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                     raise
+            finally:
+                self.after_send()
         self.num_dropped += 1
         return False
 

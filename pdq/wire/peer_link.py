@@ -119,11 +119,13 @@ class PeerLink(Generic[M]):
 
     def _transmit(self, data: bytes) -> bool:
         self.last_used_at = self._loop.time()
-        if self._is_closed or self._is_lost or not self._dealer.send(data):
+        if self._is_closed or self._is_lost:
             self.num_dropped += 1
             return False
+        is_sent = self._dealer.send(data)
         self._pump.look_again()
-        return True
+        self.num_dropped += not is_sent
+        return is_sent
 
     def _receive_one(self) -> bool:
         received = self._dealer.receive()

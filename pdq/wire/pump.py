@@ -1,7 +1,7 @@
 """Reads a ZeroMQ socket from an asyncio loop, without a thread and without zmq.asyncio.
 
 ZeroMQ's file descriptor is edge-triggered: it announces changes, not states. So receive until nothing is left, and look
-again after every send, since a send may swallow the announcement. Works on asyncio's own loop and on uvloop.
+again after every send, also a failed one, since it may swallow the announcement. Works on asyncio's loop and on uvloop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pump:
         self._loop.call_soon(self.drain)
 
     def look_again(self) -> None:
-        """To be called after each send on the socket."""
+        """To be called after each send on the socket, whether it worked or not."""
         if self._is_open and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.drain)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -135,6 +137,33 @@ def test_an_answer_to_a_vanished_peer_is_false(run):
         while reply(Pong(text="x")):  # noqa: ASYNC110 - nothing tells when the inbox has seen the connection's end
             await asyncio.sleep(0)
         assert inbox.num_dropped == 1
+        await inbox.close()
+
+    run(scenario())
+
+
+def test_a_failed_answer_does_not_hide_a_message_that_has_just_arrived(run):
+    async def scenario():
+        received: asyncio.Queue[tuple[str, Reply[Ping | Pong]]] = asyncio.Queue()
+        inbox = await started(lambda message, reply: received.put_nowait((message.text, reply)))
+        gone, link = (PeerLink(CODEC, inbox.endpoint, identity=name) for name in ("gone", "here"))
+        gone.send(Ping(text="gone"))
+        _, reply = await received.get()
+        await gone.close()
+        while reply(Pong(text="x")):  # noqa: ASYNC110 - nothing tells when the inbox has seen the connection's end
+            await asyncio.sleep(0)
+        link.send(Ping(text="0"))
+        assert (await received.get())[0] == "0"
+
+        for number in range(1, 20):
+            link.send(Ping(text=str(number)))
+            inbox_fd = inbox._router.socket.getsockopt(zmq.FD)
+            select.select([inbox_fd], [], [], LIMIT_S)  # it is announced, and the loop has not run yet
+            until = time.monotonic() + 0.003
+            while time.monotonic() < until:  # ZeroMQ looks at its announcements about once a millisecond
+                assert not reply(Pong(text="x"))
+            assert (await received.get())[0] == str(number)
+        await link.close()
         await inbox.close()
 
     run(scenario())
