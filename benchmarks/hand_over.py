@@ -1,10 +1,10 @@
-"""What the pipeline itself costs: sim engine with zero time, real Redis protocol, real sockets, real Mooncake transfers.
+"""What the pipeline itself costs: sim engine with zero time; real server, sockets and Mooncake transfers.
 
     python -m benchmarks.hand_over [--rounds 3]
 
 Per round, in one run: added time to first token at concurrency 1 (less a bare HTTP echo of the same framework),
-requests/s (128-token prompts, 16 out, not streamed, concurrency 32), streamed tokens/s (64 x 256). Each round is printed;
-the summary is the median with the lowest and highest round. The load client runs on the same cores.
+requests/s (128-token prompts, 16 out, not streamed, concurrency 32), streamed tokens/s (64 x 256). Each round is
+printed; the summary is the median with the lowest and highest round. The load client runs on the same cores.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def echo_server() -> AsyncIterator[int]:
     port = free_port()
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.echo_app", str(port))
     try:
-        while not await asyncio.to_thread(is_ready, f"http://127.0.0.1:{port}"):
+        while not await asyncio.to_thread(is_ready, f"http://127.0.0.1:{port}"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)
         yield port
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import string
@@ -168,6 +169,4 @@ async def test_a_stopped_pipeline_leaves_no_process(tmp_path: Path, private_redi
     for pid in pids:
         assert pid is not None
         with pytest.raises(ProcessLookupError):
-            import os
-
             os.kill(pid, signal.SIG_DFL)
