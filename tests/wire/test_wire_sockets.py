@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import socket
 import time
 from dataclasses import dataclass
 
@@ -284,43 +283,6 @@ def test_closing_a_link_ends_its_requests(run):
         await inbox.close()
 
     run(scenario())
-
-
-async def test_a_taken_port_is_an_error_with_its_number():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-
-        with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
-            Inbox(CODEC, host="127.0.0.1", port=port)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", "[::]"])
-async def test_a_wildcard_is_never_advertised(host):
-    with pytest.raises(ValueError, match="advertise"):
-        Inbox(CODEC, host=host)
-    inbox = Inbox(CODEC, host=host, advertise_host="localhost")
-
-    assert inbox.endpoint.startswith("tcp://localhost:")
-    await inbox.close()
-
-
-@pytest.mark.parametrize(("host", "prefix"), [("::1", "tcp://[::1]:"), ("localhost", "tcp://localhost:")])
-async def test_ipv6_addresses_and_host_names_work(host, prefix):
-    inbox = Inbox(CODEC, host=host)
-    await inbox.start(echo)
-    link = PeerLink(CODEC, inbox.endpoint, identity="a")
-
-    assert inbox.endpoint.startswith(prefix)
-    assert await link.request(Ping(text="x"), timeout_s=LIMIT_S, tries=1) == Pong(text="x")
-    await link.close()
-    await inbox.close()
-
-
-async def test_an_endpoint_that_is_no_address_is_an_error():
-    with pytest.raises(OSError, match="nonsense"):
-        PeerLink(CODEC, "nonsense", identity="a")
 
 
 async def test_unused_links_are_closed_and_made_again():
