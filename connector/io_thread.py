@@ -1,6 +1,6 @@
 """The thread that owns a worker half's sockets and both cores: it waits on the network so that the engine need not.
 
-Each turn: sockets -> commands of the engine's thread -> events of the reading thread -> timers -> what the cores want.
+Each turn: commands of the engine's thread -> sockets -> events of the reading thread -> timers -> what the cores want.
 """
 
 from __future__ import annotations
@@ -110,17 +110,18 @@ class IoThread:
 
     def _turn(self, ready: Sequence[object]) -> None:
         now = time.monotonic()
+        asked = [item for socket in ready if isinstance(socket, BlockingInbox) for item in socket.receive()]
+        # After receiving, before answering: a reader that was told of a prefill is never faster than the prefill's pin.
+        while self._commands:
+            self._apply(self._commands.popleft(), now)
+        for message, reply in asked:
+            if isinstance(message, Request):
+                self._producer.on_message(message, reply, now)
         for socket in ready:
-            if isinstance(socket, BlockingInbox):
-                for message, reply in socket.receive():
-                    if isinstance(message, Request):
-                        self._producer.on_message(message, reply, now)
-            elif isinstance(socket, BlockingLink):
+            if isinstance(socket, BlockingLink):
                 for answer, _ in socket.receive():
                     if not isinstance(answer, Request):
                         self._loads.on_message(socket.endpoint, answer, now)
-        while self._commands:
-            self._apply(self._commands.popleft(), now)
         for event in self._reader.take_events():
             self._on_read_event(event, now)
         self._producer.tick(now)

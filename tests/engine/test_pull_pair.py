@@ -127,6 +127,7 @@ def test_many_requests_at_once_through_small_pools():
     handed: set[str] = set()
     pair.until(drive, limit_s=20.0)
 
+    assert not [answer.end for answer in pair.d.answers.values() if answer.end.error]
     assert {name: pair.d.answers[name].text for name in prompts} == prompts
     pair.until(pair.is_settled)
     pair.close()
