@@ -56,14 +56,14 @@ def load(
     argv = sys.argv[1:] if argv is None else argv
     role = role or prog.split()[-1].replace("-", "_")
     if "--help" in argv or "-h" in argv:
-        print(help_text(prog, description, settings_of(cls), role))
+        _show(help_text(prog, description, settings_of(cls), role))
         raise SystemExit(0)
     try:
         loaded = resolve(cls, argv, environment() if environ is None else environ, role=role)
     except SettingsError as error:
         _exit_bad_settings(prog, error)
     if loaded.is_print_config:
-        print(loaded.config_text)
+        _show(loaded.config_text)
         raise SystemExit(0)
     return loaded
 
@@ -187,6 +187,13 @@ def _bad_value(setting: Setting, value: object, source: str) -> str:
 def _meant(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a pager or `head` has seen enough; the exit must not fail on it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_bad_settings(prog: str, error: SettingsError) -> NoReturn:
