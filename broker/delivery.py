@@ -9,8 +9,8 @@ Shorter prompts go first, but a job of estimate x can only be overtaken by those
 it (priority and tenants aside): waiting is bounded. due_factor 0 is first come, first served.
 
 Tenants: each job moves its tenant's virtual time by its tokens * `tenant_ms_per_token`, from now or from where it
-stands. A tenant that asks for more than one worker's worth falls behind those that ask for less, by a bounded time; jobs
-without a tenant are never held back. That is fair until the bound is reached; it is no exact fair queueing.
+stands. A tenant that asks for more than one worker's worth falls behind those that ask for less, by a bounded time.
+Jobs without a tenant are never held back. That is fair until the bound is reached; it is no exact fair queueing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The Lua scripts by name: text and SHA1. A file's header says its keys, arguments and answer; `common.lua` is in front.
+"""The Lua scripts by name: text and SHA1. A file's header says its keys, arguments and answer.
 
-Run by EVALSHA; a server that does not know the SHA (restart, SCRIPT FLUSH) is sent the text (`redis_calls.py`).
+`common.lua` is in front of each. Run by EVALSHA; a server that does not know the SHA (restart, SCRIPT FLUSH) is sent
+the text by `redis_calls.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private Redis and Valkey servers for tests: started on a free port in a folder of their own, killed and started again.
+"""Private Redis and Valkey servers for tests: on a free port, in a folder of their own, to be killed and started again.
 
 A missing server skips the test on a developer's machine and fails it in CI.
 """
@@ -39,7 +39,7 @@ class RedisServer:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen([self.binary, *self._options], stdout=log, stderr=log)
         limit = time.monotonic() + START_LIMIT_S
-        while b"PONG" not in self._ping():
+        while not self._ping().startswith((b"+PONG", b"-NOAUTH")):
             if self._process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError((self.folder / "server.log").read_text(errors="replace")[-2000:])
             time.sleep(0.01)
@@ -60,9 +60,13 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def client(self) -> socket.socket:
+        """A plain connection for inline commands, to be closed by the caller."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=1)
+
     def _ping(self) -> bytes:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            with self.client() as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64)
         except OSError:
@@ -89,7 +93,7 @@ def valkey_binary() -> str:
 def _require(binary: str | None, name: str) -> str:
     if binary is not None:
         return binary
-    if os.environ.get("CI") == "true":  # noqa: TID251 - the tests' own switch
+    if os.environ.get("CI") == "true":
         pytest.fail(f"{name} is missing; CI must test against it")
     pytest.skip(f"{name} is missing")
 

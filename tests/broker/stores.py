@@ -52,7 +52,7 @@ async def take_one(queue: PrefillQueue, owner: str = "p1") -> JobLease:
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Asks again and again, for a limited time."""
     async with asyncio.timeout(LIMIT_S):
-        while not await is_true():
+        while not await is_true():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.01)
 
 
@@ -108,8 +108,15 @@ class RedisStore:
     async def expire_leases(self) -> tuple[Any, ...]:
         return await self.other(lease_s=0.0).reap()
 
+    async def set_clock(self, *, last_ago_s: float, since_ago_s: float) -> None:
+        """As if Redis had been seen last, and without a gap, so long ago."""
+        seconds, _ = await self.calls.call("TIME")
+        last, since = (round((int(seconds) - ago_s) * 1000) for ago_s in (last_ago_s, since_ago_s))
+        await self.calls.call("HSET", self.queue.keys.clock, "last", last, "since", since)
+
     async def leftovers(self) -> tuple[int, int, int]:
         keys = self.queue.keys
+        await self.queue.depth()  # makes the group if nobody has yet
         pending = len(await self.calls.call("XPENDING", keys.stream, "prefill", "-", "+", 10**6))
         return await self.calls.call("XLEN", keys.stream), pending, await self.calls.call("ZCARD", keys.ready)
 
