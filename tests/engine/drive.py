@@ -26,7 +26,7 @@ def request(
     generated: list[int] | None = None,
     kv: PrefillOnly | LoadKv | None = None,
     pair: Pair = Pair(gen=1, attempt=1),  # noqa: B008 - frozen
-    max_tokens: int = 1000,
+    max_tokens: int = 5000,
     **sampling: Any,
 ) -> EngineRequest:
     """`name` is the request id; the engine's id is made of it and the pair."""
