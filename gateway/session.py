@@ -230,8 +230,9 @@ class Session:
         """The text contains a stop string: what the worker would still generate is not wanted."""
         if self.state is State.CLOSED:
             return []
-        cancel: list[Command] = [] if self.owner is None else [SendCancel(owner=self.owner, reason="stop_string")]
-        return cancel + self._close(Finish(reason="stop"))
+        owner = self.owner
+        cancel = QueueCancel(gen=self.gen) if owner is None else SendCancel(owner=owner, reason="stop_string")
+        return [cancel, *self._close(Finish(reason="stop"))]
 
     def on_client_gone(self) -> list[Command]:
         return self._end_early("client_disconnected", "the client closed the connection")
