@@ -23,7 +23,7 @@ def report_table(
         ("prefill worker", trace.get("prefill_worker", "-")),
         ("decode worker", trace.get("decode_worker", "-")),
         ("prompt tokens", _number(usage.get("prompt_tokens"))),
-        ("output tokens", _number(completion) + _rate(completion, seconds, "tokens/s")),
+        ("output tokens", _number(completion) + _rate(completion, first_token_s, seconds)),
         ("queue wait", _ms(trace.get("queue_wait_ms"))),
         ("prefill", _ms(trace.get("prefill_ms"))),
         ("time to first token", _ms(_first_token_ms(trace, first_token_s))),
@@ -70,9 +70,11 @@ def _moved(trace: Mapping[str, Any]) -> str:
         return "-"
     parts = [f"{num_bytes / 1e6:.2f} MB"]
     if trace.get("kv_descriptors") is not None:
-        parts.append(f"in {trace['kv_descriptors']} descriptors")
+        num = trace["kv_descriptors"]
+        parts.append(f"as {num} piece{'' if num == 1 else 's'}")
     if ms:
-        parts.append(f"in {ms:.1f} ms: {num_bytes / 1e6 / ms:.2f} GB/s")
+        rate = num_bytes / ms / 1e3
+        parts.append(f"in {ms:.1f} ms: " + (f"{rate / 1e3:.2f} GB/s" if rate >= 1e3 else f"{rate:.1f} MB/s"))
     return " ".join(parts)
 
 
@@ -80,8 +82,11 @@ def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _rate(value: int | None, seconds: float, unit: str) -> str:
-    return "" if not value or seconds <= 0 else f" ({value / seconds:.0f} {unit})"
+def _rate(num_tokens: int | None, first_token_s: float | None, seconds: float) -> str:
+    """Of the tokens after the first one."""
+    if num_tokens is None or num_tokens < 2 or first_token_s is None or seconds <= first_token_s:
+        return ""
+    return f" ({(num_tokens - 1) / (seconds - first_token_s):.0f} tokens/s after the first)"
 
 
 def _ms(value: float | None) -> str:

@@ -41,7 +41,7 @@ def test_the_demo_shows_the_answer_and_the_table_and_leaves_nothing(roles: Path,
         ("prompt tokens", "12"),
         ("queue wait", "1.2 ms"),
         ("time to first token", "51.5 ms"),
-        ("KV moved", "2.00 MB in 3 descriptors in 2.0 ms: 1.00 GB/s"),
+        ("KV moved", "2.00 MB as 3 pieces in 2.0 ms: 1.00 GB/s"),
     } <= cells
     assert_nothing_left(roles)
 
