@@ -20,6 +20,7 @@ import redis.asyncio
 
 from pdq.cli.children import Child
 from pdq.cli.deployment import Deployment, DeploymentSettings
+from pdq.runtime.model import ModelSettings
 from tests.servers import RedisServer, free_port
 
 START_LIMIT_S = 90.0
@@ -110,7 +111,7 @@ async def running(
     prefill: int = 1,
     decode: int = 1,
     engine: str = "sim",
-    model: str | None = None,
+    model: ModelSettings | None = None,
     environ: Mapping[str, str] | None = None,
     log_level: str = "info",
     timeout_s: float = 60.0,
@@ -120,7 +121,7 @@ async def running(
         prefill=prefill,
         decode=decode,
         engine=engine,
-        model=model,
+        model=model or ModelSettings(),
         redis=server.url if server else None,
         http_port=free_port(),
         run_dir=folder / "run",
@@ -138,8 +139,7 @@ async def running(
         client = httpx.AsyncClient(base_url=settings.url, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
         store = redis.asyncio.from_url(deployment.redis_url)
         try:
-            name = Path(settings.model_name).name
-            yield Pipeline(deployment, store, client, name, deployment.folder.log_dir)
+            yield Pipeline(deployment, store, client, settings.served_model.name, deployment.folder.log_dir)
         except BaseException:
             _print_logs(folder / "run")
             raise
