@@ -48,7 +48,7 @@ class Sampler:
         sampling = sequence.sampling
         num_generated = len(sequence.token_ids) - sequence.num_prompt_tokens
         if num_generated < sampling.min_tokens:
-            scores[:, sorted(self._ending(sampling))] = -torch.inf
+            scores[:, [token for token in self._ending(sampling) if token < scores.shape[-1]]] = -torch.inf
         scores = _penalise(sequence, scores)
         if sampling.is_greedy:
             return int(scores.argmax())

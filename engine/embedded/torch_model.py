@@ -34,11 +34,10 @@ def read_facts(folder: Path) -> ModelFacts:
         config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     except (OSError, ValueError) as exc:
         raise RunnerError(f"can't read the model in {folder}: {exc}") from exc
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "kv_lora_rank", None):
+    if kinds := _other_attention(config):
         raise RunnerError(
-            f"{folder}: the torch runner computes plain full attention only, this {config.model_type} model has "
-            f"{', '.join(sorted(kinds))}{' with compressed KV' if getattr(config, 'kv_lora_rank', None) else ''}"
+            f"{folder}: the torch runner computes plain full attention only; this {config.model_type} model has "
+            f"{', '.join(sorted(kinds))}"
         )
     heads = config.num_attention_heads
     return ModelFacts(
@@ -68,6 +67,17 @@ def load_model(folder: Path, dtype: torch.dtype, attention: str) -> Any:
     if not getattr(model, "_supports_attention_backend", False):
         raise RunnerError(f"{folder}: {type(model).__name__} doesn't let its attention be replaced; use another model")
     return model.eval()
+
+
+def _other_attention(config: Any) -> set[str]:
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if getattr(config, "kv_lora_rank", None):
+        kinds.add("compressed_kv")
+    # without layer_types a window, where the model uses one, is for all layers
+    has_types = getattr(config, "layer_types", None) is not None
+    if not has_types and getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        kinds.add("sliding_attention")
+    return kinds
 
 
 def _eos_token_ids(folder: Path, config: Any) -> frozenset[int]:

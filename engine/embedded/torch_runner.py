@@ -48,7 +48,7 @@ class TorchRunner:
         self._cache: PagedCache | None = None
         # one name per runner: the registry is global, and the function is bound to this runner's cache
         self._attention = f"pdq_paged_{id(self):x}"
-        ALL_ATTENTION_FUNCTIONS.register(self._attention, self._attend)
+        ALL_ATTENTION_FUNCTIONS[self._attention] = self._attend
         self._model = load_model(folder, self._dtype, self._attention)
 
     @property

@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -33,13 +33,18 @@ _ORIGIN: Final = "pdq_model.json"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def prepare_model(name: str, cache_dir: Path, on_progress: Progress = no_progress) -> Path:
+def prepare_model(
+    name: str,
+    cache_dir: Path,
+    on_progress: Progress = no_progress,
+    known_models: Mapping[str, KnownModel] = KNOWN_MODELS,
+) -> Path:
     """The folder of model `name`, fetched and converted first where that is needed.
 
     `name` is a known model's name, a Hugging Face folder (used as it is), or a hub name `org/name`.
     Blocks while another process makes the same model. Raises ModelError with what to change.
     """
-    if (known := KNOWN_MODELS.get(name)) is not None:
+    if (known := known_models.get(name)) is not None:
         return cached_model(name, cache_dir) or _make(known, cache_dir, on_progress)
     if Path(name).expanduser().is_dir():
         return check_folder(Path(name).expanduser().resolve())
@@ -47,7 +52,7 @@ def prepare_model(name: str, cache_dir: Path, on_progress: Progress = no_progres
         return check_folder(fetch_from_hub(name, cache_dir / "hub", on_progress))
     raise ModelError(
         f"no model {name!r}: it is no folder here, no hub name (org/name), and none of the known models: "
-        f"{', '.join(KNOWN_MODELS)}"
+        f"{', '.join(known_models)}"
     )
 
 

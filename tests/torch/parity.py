@@ -14,10 +14,10 @@ from pathlib import Path
 
 from engine.embedded.weights_digest import weights_digest
 
-_WORDS = (
+_TEXT = (
     "the river a small engine moves blocks of memory between two workers and then waits for light under an old bridge "
     "while children count seven stones in water because every answer needs one question more than it has words"
-).split()
+)
 
 
 def parity_prompts(model_dir: Path, count: int, *, block_size: int = 16, long_tokens: int = 3000) -> list[list[int]]:
@@ -33,7 +33,10 @@ def parity_prompts(model_dir: Path, count: int, *, block_size: int = 16, long_to
     prefix = ids(_text(seed=90, num_words=150))
     prompts = [
         ids("Once")[:1],
-        *(ids(_text(seed=size, num_words=4 * block_size))[:size] for size in (block_size - 1, block_size, block_size + 1)),
+        *(
+            ids(_text(seed=size, num_words=4 * block_size))[:size]
+            for size in (block_size - 1, block_size, block_size + 1)
+        ),
         ids(_text(seed=7, num_words=2 * long_tokens))[:long_tokens],
         prefix + ids(" The first reason is"),
         prefix + ids(" In the second place, he"),
@@ -83,10 +86,11 @@ def _generate(model_dir: Path, prompts: dict[str, list[int]], max_tokens: int) -
 
 
 def _text(*, seed: int, num_words: int) -> str:
+    known = _TEXT.split()
     state, words = seed * 7919 + 1, []
     for index in range(num_words):
         state = (state * 1103515245 + 12345) % 2**31
-        words.append(_WORDS[(state >> 16) % len(_WORDS)] + ("." if index % 11 == 10 else ""))
+        words.append(known[(state >> 16) % len(known)] + ("." if index % 11 == 10 else ""))
     return " ".join(words).capitalize()
 
 

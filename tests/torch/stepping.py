@@ -70,7 +70,7 @@ def generate(
         work = []
         for sequence in running:
             left = len(sequence.token_ids) - sequence.num_computed
-            work.append((sequence, left if left == 1 else rng.choice((1, 7, 16, 33, 200, 700))))
+            work.append((sequence, left if left == 1 else rng.choice((1, 16, 33, 200, 700))))
         rng.shuffle(work)
         step(runner, blocks, work)
         for sequence in [s for s in running if _ended(s, runner)]:
