@@ -47,6 +47,10 @@ class BlockPool:
         """Blocks whose content is only kept in case that a later prompt begins with it."""
         return len(self._cached)
 
+    def is_held(self, block_id: int) -> bool:
+        """Is it in somebody's block table?"""
+        return self._refs[block_id] > 0
+
     def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest known prefix of this hash chain; empty when its first block isn't known."""
         found: list[int] = []

@@ -35,6 +35,8 @@ from engine.embedded.pipe import LENGTH
 from engine.embedded.settings import EngineSettings
 
 _MAX_FRAME_BYTES: Final = 1 << 30
+_KILL_S: Final = 10.0
+"""A killed process may take this long to give its memory back."""
 _log = structlog.get_logger(__name__)
 
 
@@ -166,12 +168,8 @@ class EmbeddedEngine:
         return message
 
     async def _send(self, message: ToEngine) -> None:
+        # Not drained: an engine in a long step reads nothing, and that must not hold up the worker's loop.
         self._send_frame(self._encode(message))
-        assert self._writer is not None
-        try:
-            await self._writer.drain()
-        except ConnectionError as error:
-            raise EngineError("the engine process is gone") from error
 
     def _send_frame(self, data: bytes) -> None:
         if self._writer is None or self._writer.is_closing():
@@ -197,7 +195,8 @@ class EmbeddedEngine:
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+                async with asyncio.timeout(_KILL_S):
+                    await process.wait()
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(ConnectionError):

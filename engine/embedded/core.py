@@ -86,13 +86,14 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """`step` counts idle steps too: it stands still only while a step, or the loop, is stuck."""
+        running, waiting, pinned = self.scheduler.counts()
         return EngineStats(
             step=self._num_steps,
             total_blocks=self.pool.num_blocks,
             free_blocks=self.pool.num_free,
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            pinned=self.scheduler.num_pinned,
+            running=running,
+            waiting=waiting,
+            pinned=pinned,
         )
 
     def close(self) -> None:

@@ -63,18 +63,10 @@ class Scheduler:
 
     # Questions.
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Not started, or waiting for remote KV."""
-        return len(self._waiting) + len(self._loading) + len(self._loaded)
-
-    @property
-    def num_pinned(self) -> int:
-        return self._ends.num_pinned
+    def counts(self) -> tuple[int, int, int]:
+        """(running, waiting to start or for remote KV, pinned) requests."""
+        num_waiting = len(self._waiting) + len(self._loading) + len(self._loaded)
+        return len(self._running), num_waiting, self._ends.num_pinned
 
     @property
     def can_compute(self) -> bool:

@@ -94,7 +94,7 @@ async def test_start_up_errors_reach_the_caller(start):
 async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_process(start):
     engine = EmbeddedEngine(replace(SMALL, engine_start_s=0.001), None, role="both", engine_id="slow")
 
-    with pytest.raises(EngineError, match="not ready after 0.001 s"):
+    with pytest.raises(EngineError, match=r"not ready after 0\.001 s"):
         await engine.start()
 
     assert not psutil.pid_exists(engine.pid)
@@ -106,9 +106,8 @@ async def test_a_killed_engine_ends_outputs_with_an_error_and_refuses_more(start
 
     with pytest.raises(EngineError, match="killed by signal 9"):
         await running.until(lambda: False)
-    with pytest.raises(EngineError):
-        for _ in range(3):
-            await running.engine.submit(request("a", TEXT))
+    with pytest.raises(EngineError, match="not running"):
+        await running.engine.submit(request("a", TEXT))
 
 
 async def test_a_crashing_request_takes_the_engine_down(start):
