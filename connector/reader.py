@@ -1,12 +1,14 @@
 """The thread that owns the transport: one call at a time, in the order asked for. Reads are its only work for now.
 
 A failed call is not repeated before a fence: what it left under way could land after the block was used again.
-    call fails -> fence -> peer answers a probe? -> the same call once more -> fails -> fence -> broken, fenced
+    call fails at once -> fence -> peer answers a probe? -> the same call once more
+    fails again, or stalled, or the peer is dead -> broken -> fence -> fenced
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from connector.transport import Transport, TransportError
 log = structlog.get_logger(__name__)
 
 _FENCE_RETRY_S = 0.5
+_QUICK_S = 1.0
+"""A call that failed later than this was stalled: repeating it would stall all other reads as long again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +134,14 @@ class Reader:
 
     def _call(self, job: _Job, call: Runs) -> str | None:
         """None: the bytes are here. Else the cause; a fence is needed."""
+        began = time.monotonic()
         try:
             self._transport.read(job.peer, call.local, call.remote, call.lengths)
             return None
         except TransportError as exc:
             cause = str(exc)
+        if time.monotonic() - began > _QUICK_S:
+            return f"{cause}, stalled"
         if job.stop or not self._fence(job):
             return cause
         if not self._transport.probe(job.peer):

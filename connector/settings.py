@@ -31,7 +31,7 @@ class ConnectorSettings:
         default=64 * 1024 * 1024, metadata={"help": "most bytes in one transport call; an abort waits for one call"}
     )
     kv_transport_timeout_s: int = field(
-        default=10, metadata={"help": "the transport gives a stalled call up after this time (at least 5)"}
+        default=5, metadata={"help": "the transport gives a stalled call up after this time (at least 5)"}
     )
     kv_quarantine_s: float = field(
         default=60.0,
