@@ -78,6 +78,7 @@ class EmbeddedEngine:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._is_stopping = False
+        self._is_gone = False
 
     @property
     def pid(self) -> int | None:
@@ -164,6 +165,7 @@ class EmbeddedEngine:
                 raise EngineError(f"the engine announced a frame of {length} bytes")
             message, _ = self._decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
+            self._is_gone = True
             return None
         return message
 
@@ -172,7 +174,7 @@ class EmbeddedEngine:
         self._send_frame(self._encode(message))
 
     def _send_frame(self, data: bytes) -> None:
-        if self._writer is None or self._writer.is_closing():
+        if self._is_gone or self._writer is None or self._writer.is_closing():
             raise EngineError("the engine is not running")
         self._writer.write(LENGTH.pack(len(data)) + data)
 
