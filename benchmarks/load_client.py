@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
             self._body.append(data)
         if self._is_chunked:
             response.num_events += data.count(b"data: ")
-            if not response.first_data_s and (b'"content":"' in data or b'"text":"' in data):
+            if not response.first_data_s and (b'"content":' in data or b'"text":' in data):
                 response.first_data_s = now
             self._tail = (self._tail + data)[-7:]
             is_end = self._tail.endswith(b"\r\n0\r\n\r\n")

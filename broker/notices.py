@@ -26,7 +26,7 @@ class NoticeSettings:
     advertise_host: str = field(
         default="", metadata={"help": "address told to peers; needed when listening on a wildcard"}
     )
-    notice_timeout_s: float = field(default=1.0, metadata={"help": "wait this long for an answer before asking again"})
+    notice_timeout_s: float = field(default=0.2, metadata={"help": "wait this long for an answer before asking again"})
     notice_tries: int = field(default=5, metadata={"help": "times to ask before a peer counts as unavailable"})
     notice_hwm: int = field(default=1000, metadata={"help": "messages queued per peer before sending is refused"})
 
