@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
+import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
@@ -22,6 +23,8 @@ from broker.errors import QueueUnavailable
 from broker.redis_client import Backoff, Connector, MasterConnector, RedisSettings
 from broker.redis_errors import code_of, is_stale, unavailable
 from broker.scripts import Script, script
+
+_log = structlog.get_logger(__name__)
 
 Argument = str | bytes | int
 _MAX_REPAIRS: Final = 3
@@ -33,7 +36,8 @@ class _Call:
     __slots__ = ("command", "future", "group", "script")
 
     def __init__(self, command: tuple[Argument, ...], script: Script | None, group: tuple[str, str] | None) -> None:
-        self.command = command
+        # Encoded here, so that text which is no text fails its own caller and nobody else.
+        self.command = tuple(part if isinstance(part, bytes) else str(part).encode() for part in command)
         self.script = script
         self.group = group
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -129,9 +133,13 @@ class RedisCalls:
             except (RedisError, OSError) as exc:  # OSError includes TimeoutError
                 await self._drop_connection()
                 self._fail(batch, unavailable(exc, self.connector.where))
-            except BaseException:
+            except asyncio.CancelledError:
                 self._fail(batch, QueueUnavailable("the connection to Redis is closing"))
                 raise
+            except Exception as exc:  # noqa: BLE001 - whatever it was, later calls must not wait for ever
+                _log.exception("redis_exchange_crashed")
+                await self._drop_connection()
+                self._fail(batch, QueueUnavailable(f"exchange with Redis at {self.connector.where} crashed: {exc!r}"))
 
     def _gathered(self, *, all_of_them: bool = False) -> list[_Call]:
         limit = len(self._waiting) if all_of_them else self.settings.redis_batch_max

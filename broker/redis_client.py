@@ -136,6 +136,10 @@ class MasterConnector:
             raise QueueMisconfigured(f"Redis at {where} is {version}; 7.0 or newer, or Valkey, is needed")
         if info.get("loading", "0") == "1":
             raise QueueUnavailable(f"Redis at {where} is loading its data; it will answer soon")
+        if info.get("cluster_enabled", "0") == "1":
+            raise QueueMisconfigured(
+                f"Redis at {where} runs in cluster mode, which is not supported; use a single master"
+            )
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction" and info.get("maxmemory", "0") != "0":
             raise QueueMisconfigured(

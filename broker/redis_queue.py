@@ -43,6 +43,8 @@ class RedisPrefillQueue:
         req_ttl_ms = _ms(settings.req_ttl_s)
         self._burial = (req_ttl_ms, _ms(settings.dead_payload_ttl_s), settings.max_dead_letters)
         self._gap_ms = _ms(calls.settings.redis_gap_s)
+        if 0 < settings.lease_s * 2 / 3 < calls.settings.redis_gap_s:
+            _log.warning("redis_gap_too_long", redis_gap_s=calls.settings.redis_gap_s, lease_s=settings.lease_s)
 
     async def enqueue(self, job: PrefillJob) -> str | None:
         keys = self.keys

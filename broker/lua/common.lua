@@ -31,7 +31,7 @@ end
 local function steady_since(clock, now, gap, is_touched)
   local seen = redis.call('HMGET', clock, 'last', 'since')
   local last, since = tonumber(seen[1] or 0), tonumber(seen[2] or 0)
-  if now - last > gap then since = now end
+  if now - last > gap or now < last then since = now end -- also when the clock was set back
   if is_touched then
     redis.call('PERSIST', clock) -- a write that needs no memory: the small ones after it then pass in a full Redis too
     redis.call('HSET', clock, 'last', whole(now), 'since', whole(since))

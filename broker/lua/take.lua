@@ -48,10 +48,10 @@ while #leases < max_jobs and num_seen < max_seen do
       local attempt = finish(entry, fields, req, 'payload_lost', 'payload or request hash is gone from Redis')
       bury(KEYS[3], ARGV[11], job, ARGV[10], fields, attempt, '', 'payload_lost', 'gone from Redis')
     else
-      redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry, 'FORCE')
+      local attempt = tonumber(redis.call('HGET', req, 'attempt') or 0) + 1
+      redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry, 'RETRYCOUNT', whole(attempt), 'FORCE', 'JUSTID')
       redis.call('ZREM', KEYS[2], entry)
-      local attempt = redis.call('HINCRBY', req, 'attempt', 1)
-      redis.call('HSET', req, 'state', 'prefill', 'worker', ARGV[2], 'taken', whole(now))
+      redis.call('HSET', req, 'attempt', whole(attempt), 'state', 'prefill', 'worker', ARGV[2], 'taken', whole(now))
       budget = budget - tonumber(fields['tokens'])
       local known = redis.call('HMGET', req, 'failures', 'enqueued')
       leases[#leases + 1] = {entry, fields['id'], fields['gen'], whole(attempt), known[1] or '0', whole(left),

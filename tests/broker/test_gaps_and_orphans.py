@@ -48,6 +48,20 @@ async def test_after_a_gap_nothing_is_reaped_for_one_lease(redis_store: RedisSto
     assert (await queue.depth()).queued == 1
 
 
+async def test_a_clock_that_was_set_back_is_a_gap_and_passes(redis_store: RedisStore) -> None:
+    queue = redis_store.queue
+    await queue.enqueue(job("r1"))
+    lease = await take_one(queue, "p1")
+    await _silence(redis_store, "p1", lease.entry_id)
+    await redis_store.set_clock(last_ago_s=-3600, since_ago_s=-1800)
+
+    await queue.reap()
+    clock = await redis_store.calls.call("HMGET", queue.keys.clock, "last", "since")
+
+    assert (await queue.depth()).running == 1
+    assert clock[0] == clock[1]
+
+
 async def test_jobs_of_a_gateway_that_is_gone_end_at_the_take(redis_store: RedisStore) -> None:
     queue, keys = redis_store.queue, redis_store.queue.keys
     await queue.enqueue(job("orphan", gateway_id="gateway-gone"))

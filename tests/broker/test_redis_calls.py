@@ -109,6 +109,25 @@ async def test_an_evicting_server_is_refused_with_what_to_do(tmp_path: Path) -> 
     server.kill()
 
 
+async def test_a_cluster_node_is_refused(tmp_path: Path) -> None:
+    server = RedisServer(redis_binary(), tmp_path, options=("--cluster-enabled", "yes"))
+    server.start()
+    calls = RedisCalls(RedisSettings(redis=server.url))
+
+    with pytest.raises(QueueMisconfigured, match="cluster mode"):
+        await calls.start()
+
+    await calls.close()
+    server.kill()
+
+
+async def test_text_that_can_not_be_encoded_fails_its_own_caller_only(calls: RedisCalls) -> None:
+    bad, good = await asyncio.gather(calls.call("ECHO", "\ud800"), calls.call("ECHO", "fine"), return_exceptions=True)
+
+    assert isinstance(bad, UnicodeEncodeError)
+    assert good == b"fine"
+
+
 async def test_of_several_addresses_the_master_is_used_also_after_a_switch(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
