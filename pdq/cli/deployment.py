@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -38,6 +39,9 @@ class DeploymentSettings:
     engine: Literal["torch", "sim"] = field(
         default="torch", metadata={"help": "torch: a real model on the CPU; sim: no model, simulated times"}
     )
+    engine_threads: int | None = field(
+        default=None, metadata={"help": "torch threads per worker; none: the cores shared out, at least 1"}
+    )
     model: ModelSettings = field(default_factory=ModelSettings)
     """`--engine torch` without `--model` takes smollm2-135m."""
     redis: str | None = field(default=None, metadata={"help": "URL of a running Redis; none: starts an embedded one"})
@@ -65,6 +69,11 @@ class DeploymentSettings:
         if self.engine == "torch" and self.model.is_sim:
             return dataclasses.replace(self.model, model=_DEFAULT_TORCH_MODEL)
         return self.model
+
+    @property
+    def worker_threads(self) -> int:
+        """More threads than cores spin against each other: with 3 workers on 2 busy cores a demo took 4 times as long."""
+        return self.engine_threads or max(1, (os.cpu_count() or 1) // max(1, self.prefill + self.decode))
 
     @property
     def url(self) -> str:
@@ -167,11 +176,10 @@ class Deployment:
         for n in range(settings.gateways):
             http = ["--http-host", settings.http_host, "--http-port", str(settings.http_port + n)]
             self._start(f"gateway-{n + 1}", [sys.executable, "-m", "gateway", *common, *http])
+        engine = ["--engine", settings.engine, "--engine-threads", str(settings.worker_threads)]
         for role, count in (("prefill", settings.prefill), ("decode", settings.decode)):
             for n in range(count):
-                self._start(
-                    f"{role}-{n + 1}", [sys.executable, "-m", f"{role}_worker", *common, "--engine", settings.engine]
-                )
+                self._start(f"{role}-{n + 1}", [sys.executable, "-m", f"{role}_worker", *common, *engine])
 
     def _start(self, name: str, command: list[str]) -> None:
         child = Child(
