@@ -72,7 +72,7 @@ class DeploymentSettings:
 
     @property
     def worker_threads(self) -> int:
-        """More threads than cores spin against each other: with 3 workers on 2 busy cores a demo took 4 times as long."""
+        """More threads than cores spin against each other: a demo on 2 busy cores took 4 times as long."""
         return self.engine_threads or max(1, (os.cpu_count() or 1) // max(1, self.prefill + self.decode))
 
     @property
