@@ -10,6 +10,14 @@ import pytest
 from tests.torch.tiny import save_tiny_model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """On a busy machine the threads of one product wait for each other far longer than they compute."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """SmolLM2-135M-Instruct from the default cache, fetched (93 MB) and converted on first use."""
