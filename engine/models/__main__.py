@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from engine.models.errors import ModelError
 from engine.models.known import KNOWN_MODELS
 from engine.models.store import prepare_model
+from pdq.runtime.model import default_model_cache
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def default_cache_dir() -> Path:
-    """For callers that name no cache folder."""
-    return Path.home() / ".cache" / "pdq" / "models"
+    """For callers that name no cache folder: where `--model NAME` looks by default."""
+    return default_model_cache()
 
 
 def _bars() -> Progress:

@@ -4,6 +4,7 @@ Layout of the cache folder:
     <name>/                 a known model, converted; complete as soon as it exists
         pdq_model.json      where it came from; another `format` than ours: made again
     hub/                    the Hugging Face hub's own cache
+    <org>/<name>            link to the hub model's snapshot in it
     .<name>.lock            held while the model is made, so that processes starting together make it once
     .<name>.partial-*/      being made; only a rename makes it <name>, a left-over is removed by the next maker
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -49,7 +51,7 @@ def prepare_model(
     if Path(name).expanduser().is_dir():
         return check_folder(Path(name).expanduser().resolve())
     if _HUB_NAME.fullmatch(name):
-        return check_folder(fetch_from_hub(name, cache_dir / "hub", on_progress))
+        return link_hub_model(name, check_folder(fetch_from_hub(name, cache_dir / "hub", on_progress)), cache_dir)
     raise ModelError(
         f"no model {name!r}: it is no folder here, no hub name (org/name), and none of the known models: "
         f"{', '.join(known_models)}"
@@ -79,6 +81,16 @@ def check_folder(folder: Path) -> Path:
             f".save_pretrained('{folder}')\""
         )
     return folder
+
+
+def link_hub_model(name: str, folder: Path, cache_dir: Path) -> Path:
+    """Makes `cache_dir / name` a link to `folder`, so that a fetched hub model is found by name, without network."""
+    link = cache_dir / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    fresh = link.with_name(f".{link.name}.{os.getpid()}.partial")
+    fresh.symlink_to(folder.resolve(), target_is_directory=True)
+    fresh.replace(link)
+    return link
 
 
 def _make(model: KnownModel, cache_dir: Path, on_progress: Progress) -> Path:

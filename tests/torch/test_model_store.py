@@ -12,7 +12,7 @@ import pytest
 
 from engine.models.__main__ import main
 from engine.models.errors import ModelError
-from engine.models.store import FORMAT, cached_model, check_folder, prepare_model
+from engine.models.store import FORMAT, cached_model, check_folder, link_hub_model, prepare_model
 from tests.torch.tiny import build_wheel, write_tiny_gguf
 
 
@@ -106,6 +106,19 @@ def test_a_folder_without_tokenizer_json_is_refused_with_the_command_that_makes_
 
     with pytest.raises(ModelError, match=r"python -c .*AutoTokenizer.*save_pretrained"):
         prepare_model(str(tmp_path), tmp_path)
+
+
+def test_a_fetched_hub_model_is_found_in_the_cache_by_its_name(tmp_path):
+    for revision in ("old", "new"):  # fetched again: the link moves
+        snapshot = tmp_path / "hub" / revision
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(revision)
+
+        link = link_hub_model("org/name", snapshot, tmp_path)
+
+    assert link == tmp_path / "org" / "name"
+    assert (link / "config.json").read_text() == "new"
+    assert [path.name for path in link.parent.iterdir()] == ["name"]
 
 
 def test_an_unknown_name_lists_what_is_known(tmp_path):
