@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -112,25 +113,31 @@ def _redis_of_up(run_dir: Path) -> str:
 
 
 def _workers_table(workers: Sequence[WorkerRecord]) -> Table:
-    table = Table()
-    for name in ("worker", "role", "state", "address"):
-        table.add_column(name, overflow="fold")
-    for name in ("running", "waiting", "parked", "free blocks"):
-        table.add_column(name, justify="right")
-    for worker in sorted(
-        workers, key=lambda w: (_ROLE_ORDER.index(w.role) if w.role in _ROLE_ORDER else 9, w.worker_id)
-    ):
-        is_gateway = worker.role == "gateway"
-        counts = [str(worker.running), str(worker.waiting)]
-        counts += ["-", "-"] if is_gateway else [str(worker.parked), f"{worker.free_blocks:,}/{worker.total_blocks:,}"]
-        table.add_row(worker.worker_id, worker.role, worker.state, worker.http or worker.endpoint, *counts)
+    """Fits into 80 columns; the role is the first part of a worker's id."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("worker", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("address", overflow="fold")
+    for name in ("run/wait/park", "free blocks"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker in sorted(workers, key=_order):
+        counts, blocks = f"{worker.running}/{worker.waiting}/{worker.parked}", "-"
+        if worker.total_blocks:
+            blocks = f"{worker.free_blocks:,}/{worker.total_blocks:,}"
+        table.add_row(
+            worker.worker_id, worker.state, worker.http or worker.endpoint.removeprefix("tcp://"), counts, blocks
+        )
     if not workers:
-        table.add_row("none", *[""] * 7)
+        table.add_row("none", *[""] * 4)
     return table
 
 
+def _order(worker: WorkerRecord) -> tuple[int, str]:
+    return (_ROLE_ORDER.index(worker.role) if worker.role in _ROLE_ORDER else len(_ROLE_ORDER), worker.worker_id)
+
+
 def _requests_table(requests: Sequence[RequestView]) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("request", "state", "worker"):
         table.add_column(name, overflow="fold")
     for name in ("gen.attempt", "tokens", "age"):
