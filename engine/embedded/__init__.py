@@ -1,10 +1,13 @@
 """The embedded engine: continuous batching over a paged KV pool, in a process of its own.
 
 Folder rules
-- `block_pool.py`, `request.py`, `scheduler.py` decide; they know no clock, no socket, no runner and no transport.
-- `core.py` is the engine process's loop and the only caller of connector hooks and runner, in vLLM's order.
-- `client.py` is the worker's side (`engine.base.Engine`), `messages.py` what crosses between the two processes.
+- Deciding: `block_pool.py`, `free_runs.py`, `prefix_cache.py`, `request.py`, `intake.py`, `scheduler.py`, `endings.py`.
+  They know no clock, no socket, no runner and no transport.
+- `core.py` is one step, the only caller of worker half and runner, in vLLM's order; `boot.py` makes it.
+- Processes: `client.py` is the worker's side (`engine.base.Engine`), `process.py` the engine's loop, `pipe.py` the
+  engine's end of the socket between them, `messages.py` what crosses it.
 - Runners (`runner.py` is their port) know no scheduler: they compute the chunks of one step and write KV blocks.
+  `sim_*.py` is the simulated one; `torch_*.py` and what they import the real one.
 
 Life of a request
  1. The worker calls `submit`; `EngineRequest` crosses to the engine process.
