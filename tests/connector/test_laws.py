@@ -1,0 +1,349 @@
+"""The laws of connector/transfers.py under random events: one P rank, two D, a network that drops and repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from connector.layout import KvRegion
+from connector.legs import Report, Send, StartRead, StopRead
+from connector.loads import Loads
+from connector.producer import Producer
+from connector.settings import ConnectorSettings
+from connector.side_channel import Answer, Claim, Done, Hello, Renew, Request, Verify
+from connector.step import Expect, Load, StepMeta
+from connector.transfers import Outcome, TransferKey
+from pdq.wire.types import KvTicket, Pair, pack_ids
+
+SETTINGS = ConnectorSettings(kv_lease_s=6.0, kv_hold_s=20.0, kv_wait_s=15.0, kv_answer_s=0.5, kv_answer_tries=4)
+P_BLOCKS, D_BLOCKS, BASE = 12, 24, 1000
+PAIR = Pair(gen=1, attempt=1)
+
+
+def region(num_blocks: int) -> KvRegion:
+    """A block is one byte, so an address is a block."""
+    return KvRegion(layer="all", base_address=BASE, block_stride_bytes=1, num_blocks=num_blocks)
+
+
+@dataclass
+class Reading:
+    leg_id: int
+    pairs: list[tuple[int, int]]
+    """(local block, remote block) still to be copied."""
+    stop: bool = False
+    is_broken: bool = False
+
+
+@dataclass
+class Prefill:
+    name: str
+    blocks: list[int]
+    content: list[int]
+    is_pinned: bool = False
+    contact: dict[str, float] = field(default_factory=dict)
+    """Per consumer that has an unfinished claim: when P heard of it last."""
+
+
+@dataclass
+class Consumer:
+    name: str
+    loads: Loads
+    memory: list[int] = field(default_factory=lambda: [0] * D_BLOCKS)
+    free: list[int] = field(default_factory=lambda: list(range(D_BLOCKS)))
+    readings: list[Reading] = field(default_factory=list)
+    to_p: list[Request] = field(default_factory=list)
+    from_p: list[Answer] = field(default_factory=list)
+    blocks_of: dict[str, list[int]] = field(default_factory=dict)
+    reported: dict[str, Outcome] = field(default_factory=dict)
+
+
+class Transfers(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.count = 0
+        self.memory = [0] * P_BLOCKS
+        self.free = list(range(P_BLOCKS))
+        self.prefills: dict[str, Prefill] = {}
+        self.freed: list[str] = []
+        self.producer = Producer(
+            epoch="p-1",
+            rank=0,
+            tp_size=1,
+            fingerprint="a=1",
+            regions=(region(P_BLOCKS),),
+            lease_s=SETTINGS.kv_lease_s,
+            hold_s=SETTINGS.kv_hold_s,
+            transport_at=lambda: ("p:1", 0),
+        )
+        self.consumers = [
+            Consumer(
+                name,
+                Loads(
+                    SETTINGS,
+                    hello=Hello(epoch="", consumer=name, rank=0, tp_size=1, fingerprint="a=1"),
+                    regions=[region(D_BLOCKS)],
+                ),
+            )
+            for name in ("d-1", "d-2")
+        ]
+
+    # P's engine
+
+    @rule(num_blocks=st.integers(1, 3))
+    def begin_prefill(self, num_blocks: int) -> None:
+        if len(self.free) < num_blocks:
+            return
+        self.count += 1
+        name = f"r{self.count}"
+        blocks = [self.free.pop(0) for _ in range(num_blocks)]
+        content = [self.count * 10 + i for i in range(num_blocks)]
+        self.prefills[name] = Prefill(name, blocks, content)
+        self._apply(StepMeta(expected=(Expect(engine_request_id=name, transfer_id=name, pair=PAIR),)))
+
+    @rule(pick=st.integers(0, 99))
+    def finish_prefill(self, pick: int) -> None:
+        running = [p for p in self.prefills.values() if not p.is_pinned]
+        if running:
+            self._pin(running[pick % len(running)])
+
+    @rule(pick=st.integers(0, 99))
+    def abort_prefill(self, pick: int) -> None:
+        running = [p for p in self.prefills.values() if not p.is_pinned]
+        if running:
+            prefill = running[pick % len(running)]
+            del self.prefills[prefill.name]
+            self.free += prefill.blocks
+            self._apply(StepMeta(forgotten=(prefill.name,)))
+
+    @rule(pick=st.integers(0, 99))
+    def release(self, pick: int) -> None:
+        pinned = [p for p in self.prefills.values() if p.is_pinned]
+        if pinned:
+            self._apply(StepMeta(released=(pinned[pick % len(pinned)].name,)))
+
+    # D's engines
+
+    @rule(who=st.integers(0, 1), pick=st.integers(0, 99), hit=st.booleans())
+    def load(self, who: int, pick: int, hit: bool) -> None:
+        d = self.consumers[who]
+        names = list(self.prefills)
+        if not names or len(d.free) < 3:
+            return
+        prefill = self.prefills[names[pick % len(names)]]
+        if prefill.name in d.blocks_of or prefill.name in d.reported:
+            return
+        blocks = [d.free.pop(0) for _ in prefill.blocks]
+        d.blocks_of[prefill.name] = blocks
+        first = 1 if hit and len(blocks) > 1 else 0
+        for block, value in zip(blocks[:first], prefill.content, strict=False):
+            d.memory[block] = value
+        d.loads.start(self._load_of(prefill, blocks, first), self.now)
+        self._settle()
+
+    @rule(who=st.integers(0, 1), pick=st.integers(0, 99))
+    def cancel(self, who: int, pick: int) -> None:
+        d = self.consumers[who]
+        if d.blocks_of:
+            d.loads.cancel(sorted(d.blocks_of)[pick % len(d.blocks_of)], self.now)
+            self._settle()
+
+    @rule(who=st.integers(0, 1), num_blocks=st.integers(1, 3), hit=st.booleans())
+    def hand_over(self, who: int, num_blocks: int, hit: bool) -> None:
+        """The usual way, up to the reading."""
+        self.begin_prefill(num_blocks)
+        if (prefill := self.prefills.get(f"r{self.count}")) and not prefill.is_pinned:
+            self._pin(prefill)
+            self.load(who, list(self.prefills).index(prefill.name), hit)
+            self.talk(who)
+
+    # The network and time
+
+    @rule(who=st.integers(0, 1))
+    def talk(self, who: int) -> None:
+        """All messages of one D and their answers arrive."""
+        d = self.consumers[who]
+        for _ in range(4):
+            while d.to_p:
+                self._hear(d, d.to_p.pop(0))
+            while d.from_p:
+                d.loads.on_message("tcp://p:7", d.from_p.pop(0), self.now)
+                self._settle()
+
+    @rule(who=st.integers(0, 1), fate=st.sampled_from(["deliver", "deliver", "deliver", "drop", "repeat"]))
+    def message_to_p(self, who: int, fate: str) -> None:
+        d = self.consumers[who]
+        if d.to_p:
+            message = d.to_p[0] if fate == "repeat" else d.to_p.pop(0)
+            if fate != "drop":
+                self._hear(d, message)
+
+    @rule(who=st.integers(0, 1), fate=st.sampled_from(["deliver", "deliver", "deliver", "drop", "repeat"]))
+    def message_to_d(self, who: int, fate: str) -> None:
+        d = self.consumers[who]
+        if d.from_p:
+            answer = d.from_p[0] if fate == "repeat" else d.from_p.pop(0)
+            if fate != "drop":
+                d.loads.on_message("tcp://p:7", answer, self.now)
+                self._settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 2.0, 5.0, 9.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._settle()
+
+    # D's transports: one reading at a time
+
+    @rule(who=st.integers(0, 1))
+    def copy(self, who: int) -> None:
+        d = self.consumers[who]
+        if not d.readings:
+            return
+        reading = d.readings[0]
+        if reading.pairs:
+            local, remote = reading.pairs.pop(0)
+            d.memory[local] = self.memory[remote]
+        if reading.is_broken:
+            return
+        if reading.stop:
+            d.readings.pop(0)
+            d.loads.drained(reading.leg_id, self.now)
+        elif not reading.pairs:
+            d.readings.pop(0)
+            d.loads.read(reading.leg_id, self.now)
+        self._settle()
+
+    @rule(who=st.integers(0, 1))
+    def break_read(self, who: int) -> None:
+        d = self.consumers[who]
+        if d.readings and not d.readings[0].is_broken:
+            d.readings[0].is_broken = True
+            d.loads.broken(d.readings[0].leg_id, "status -1", self.now)
+            self._settle()
+
+    @rule(who=st.integers(0, 1))
+    def fence(self, who: int) -> None:
+        d = self.consumers[who]
+        if d.readings and d.readings[0].is_broken:
+            reading = d.readings.pop(0)
+            d.loads.fenced(reading.leg_id, self.now)
+            self._settle()
+
+    @invariant()
+    def blocks_are_owned_once(self) -> None:
+        owned = [block for p in self.prefills.values() for block in p.blocks] + self.free
+        assert sorted(owned) == list(range(P_BLOCKS))
+        for d in self.consumers:
+            owned = [block for blocks in d.blocks_of.values() for block in blocks] + d.free
+            assert sorted(owned) == list(range(D_BLOCKS))
+
+    def teardown(self) -> None:
+        """Whatever happened: when all is delivered and all deadlines are over, nothing is left."""
+        for prefill in [p for p in self.prefills.values() if not p.is_pinned]:
+            self._pin(prefill)
+        for _ in range(400):
+            self.now += 0.5
+            for d in self.consumers:
+                self.talk(self.consumers.index(d))
+                if d.readings and d.readings[0].is_broken:
+                    self.fence(self.consumers.index(d))
+                self.copy(self.consumers.index(d))
+            self._settle()
+            if not self.prefills and not any(d.blocks_of for d in self.consumers):
+                break
+        assert not self.prefills
+        assert len(self.freed) == len(set(self.freed))
+        assert all(not d.blocks_of and not d.readings for d in self.consumers)
+
+    def _pin(self, prefill: Prefill) -> None:
+        for block, value in zip(prefill.blocks, prefill.content, strict=True):
+            self.memory[block] = value
+        prefill.is_pinned = True
+        self._apply(StepMeta(pinned=(prefill.name,)))
+
+    def _apply(self, meta: StepMeta) -> None:
+        self.producer.apply(meta, self.now)
+        self._settle()
+
+    def _load_of(self, prefill: Prefill, blocks: list[int], first_block: int) -> Load:
+        ticket = KvTicket(
+            transfer_id=prefill.name,
+            pair=PAIR,
+            engine_id="p",
+            epoch="p-1",
+            host="p",
+            port=7,
+            tp_size=1,
+            block_size=16,
+            num_tokens=16 * len(blocks),
+            block_ids=pack_ids(prefill.blocks),
+        )
+        return Load(engine_request_id=prefill.name, ticket=ticket, block_ids=tuple(blocks), first_block=first_block)
+
+    def _hear(self, d: Consumer, message: Request) -> None:
+        """P gets a message."""
+
+        def reply(answer: Answer) -> None:
+            d.from_p.append(answer)
+            if type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
+                self._contact(d, answer.key, claims=type(answer).__name__ == "Claimed")  # type: ignore[union-attr]
+
+        if isinstance(message, Done) and (prefill := self.prefills.get(message.transfer_id)):
+            prefill.contact.pop(d.name, None)
+        assert isinstance(message, Hello | Renew | Claim | Verify | Done)
+        self.producer.on_message(message, reply, self.now)
+        self._settle()
+
+    def _contact(self, d: Consumer, key: TransferKey, *, claims: bool) -> None:
+        prefill = self.prefills[key.transfer_id]
+        if claims or d.name in prefill.contact:
+            prefill.contact[d.name] = self.now
+
+    def _settle(self) -> None:
+        self.producer.tick(self.now)
+        for pin in self.producer.take_freed():
+            prefill = self.prefills.pop(pin.engine_request_id)  # KeyError: freed twice, or never pinned
+            assert prefill.is_pinned
+            readers = [name for name, at in prefill.contact.items() if self.now - at < SETTINGS.kv_lease_s]
+            assert not readers, f"freed ({pin.cause}) under {readers}"
+            self.freed.append(prefill.name)
+            self.free += prefill.blocks
+            for block in prefill.blocks:
+                self.memory[block] = -1  # anybody's now
+        for d in self.consumers:
+            d.loads.tick(self.now)
+            for action in d.loads.take_actions():
+                if isinstance(action, Send):
+                    d.to_p.append(action.message)
+                elif isinstance(action, StartRead):
+                    runs = action.runs
+                    pairs = [
+                        (local - BASE + i, remote - BASE + i)
+                        for local, remote, length in zip(runs.local, runs.remote, runs.lengths, strict=True)
+                        for i in range(length)
+                    ]
+                    d.readings.append(Reading(action.leg_id, pairs))
+                elif isinstance(action, StopRead):
+                    for reading in d.readings:
+                        reading.stop = reading.stop or reading.leg_id == action.leg_id
+                else:
+                    self._reported(d, action)
+
+    def _reported(self, d: Consumer, report: Report) -> None:
+        name = report.load.engine_request_id
+        assert name not in d.reported
+        blocks = d.blocks_of.pop(name)
+        writing = {local for reading in d.readings for local, _ in reading.pairs}
+        assert not writing & set(blocks), "reported while its blocks may be written"
+        d.reported[name] = report.outcome
+        if report.outcome is Outcome.OK:
+            number = int(name.removeprefix("r"))
+            assert [d.memory[block] for block in blocks] == [number * 10 + i for i in range(len(blocks))]
+        d.free += blocks
+
+
+Transfers.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTransfers = Transfers.TestCase
