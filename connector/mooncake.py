@@ -147,11 +147,11 @@ def _import_engine() -> Any:
     try:
         from mooncake.engine import TransferEngine
     except ImportError as exc:
-        raise TransportError(_missing(str(exc))) from exc
+        raise TransportError(explain_import_error(str(exc))) from exc
     return TransferEngine
 
 
-def _missing(error: str) -> str:
+def explain_import_error(error: str) -> str:
     """What to install for an import that failed."""
     library = re.search(r"(lib[\w.+-]+\.so[.\d]*)", error)
     if library is None:
