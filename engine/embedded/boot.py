@@ -16,6 +16,7 @@ from engine.embedded.intake import Limits
 from engine.embedded.messages import Launch
 from engine.embedded.runner import Runner, RunnerError
 from engine.embedded.settings import EngineSettings
+from engine.embedded.thread_wait import sleep_while_waiting
 
 Report = Callable[[str], None]
 """Told what is being done, for start-ups that take long."""
@@ -107,6 +108,7 @@ def _new_runner(settings: EngineSettings, report: Report) -> Runner:
 
         return SimRunner(settings)
     report(f"loading model {settings.model_path}")
+    sleep_while_waiting()
     from engine.embedded.torch_runner import TorchRunner
 
     return TorchRunner(
