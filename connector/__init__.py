@@ -23,8 +23,8 @@ The life of one pull transfer (P's files: `producer` over `pins`; D's: `loads` o
  8. VERIFY -> VERIFIED: the pin was never freed since CLAIM. GONE: what was read is worthless.
  9. D reports the id in `finished_recving`, and in `failed_recving` if it isn't valid. Not before the call in flight has
     ended well, or the transport was fenced: later nobody writes these blocks.
-10. DONE(ok | failed | cancelled), repeated until acknowledged. P frees after ok or cancelled, or at the lease's end, and
-    reports the id in `finished_sending`; a release waits for active readers.
+10. DONE(ok | failed | cancelled), repeated until acknowledged. P frees after ok or cancelled, or at the lease's end,
+    and reports the id in `finished_sending`; a release waits for active readers.
 
 Push will add RECV_READY, PUSH_DONE and PUSH_FAIL, a writing job beside the reading one, and the per-layer hooks.
 """
