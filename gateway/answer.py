@@ -37,7 +37,10 @@ class Part:
 class Label:
     """What names the answer."""
 
+    request_id: str
+    """Ours: in every log line, key and message."""
     answer_id: str
+    """The same with OpenAI's prefix."""
     created: int
     model: str
     client_request_id: str
@@ -181,7 +184,7 @@ class Answer:
         self._metrics.duration.observe(duration_s)
         log.info(
             "request_finished",
-            request_id=self.label.answer_id,
+            request_id=self.label.request_id,
             client_request_id=self.label.client_request_id,
             outcome=outcome,
             code=code or self.parts[0].choice.finish_reason,

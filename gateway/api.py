@@ -81,6 +81,7 @@ class Api:
             prompts = await prepare(ask, self._tokenizer, self._context_limit())
             self._hub.check_room(len(prompts))
             label = Label(
+                request_id=request_id,
                 answer_id=_ID_PREFIX[kind] + request_id,
                 created=int(time.time()),
                 model=self.model,

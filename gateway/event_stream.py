@@ -42,7 +42,7 @@ class EventStream(Response):
 
     async def _run(self, send: Send) -> None:
         answer, bell, loop = self._answer, self._answer.bell, asyncio.get_running_loop()
-        first_by = bell.alarm_at = loop.time() + self._first_event_s
+        due = bell.alarm_at = loop.time() + self._first_event_s
         is_started = False
         while True:
             await bell.wait()
@@ -54,7 +54,7 @@ class EventStream(Response):
                 if failure is not None:
                     await self._refuse(send, failure)
                     return
-                if not events and loop.time() < first_by:
+                if not events and loop.time() < due:
                     continue
                 await send({"type": "http.response.start", "status": 200, "headers": self._start_headers()})
                 is_started = True
@@ -65,10 +65,10 @@ class EventStream(Response):
             elif is_over:
                 events += self._last()
             elif not events:
-                if loop.time() < bell.alarm_at:
+                if loop.time() < due:
                     continue  # tokens came, but no complete character
                 events = [KEEP_ALIVE]
-            bell.alarm_at = loop.time() + self._keepalive_s
+            due = bell.alarm_at = loop.time() + self._keepalive_s
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": not is_over})
             if is_over:
                 answer.tell("ok" if failure is None else "error", "" if failure is None else failure.error_code)

@@ -20,7 +20,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import load_tokenizer
 from pdq.runtime.common import RuntimeSettings
-from pdq.runtime.errors import StartupError
 from pdq.runtime.metrics import MetricsListener, new_registry
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
@@ -46,7 +45,12 @@ class Settings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 drained, 1 fault, 2 bad settings or machine."""
     loaded = load(Settings, argv, prog="python -m gateway", description="Serves the OpenAI API; queues the prompts.")
-    return run_role("gateway", loaded.settings.runtime, functools.partial(serve, loaded.settings))
+    return run_role(
+        "gateway",
+        loaded.settings.runtime,
+        functools.partial(serve, loaded.settings),
+        cannot_start=(QueueMisconfigured,),
+    )
 
 
 async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
@@ -63,10 +67,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     listener = MetricsListener(registry, host=runtime.metrics_host, port=runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
-        try:
-            await calls.start()
-        except QueueMisconfigured as error:
-            raise StartupError(str(error)) from error
+        await calls.start_when_reachable()
         queue = RedisPrefillQueue(calls, settings.model.name, settings.queue)
         inbox = NoticeInbox(notices, worker_id=worker_id)
         peers = NoticePeers(notices, worker_id=worker_id)

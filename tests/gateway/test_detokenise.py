@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ SMILE = "🙂"
 
 def pieces_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
     at = sorted({0, len(token_ids), *(cut for cut in cuts if cut <= len(token_ids))})
-    return [token_ids[start:end] for start, end in zip(at, at[1:], strict=False)]
+    return [token_ids[start:end] for start, end in itertools.pairwise(at)]
 
 
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 200), max_size=10))
