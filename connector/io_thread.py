@@ -96,6 +96,9 @@ class IoThread:
                     log.exception("kv_io_turn_failed")
             self._producer.abort_readers("P is shutting down")
         finally:
+            if not self._closing:
+                self._results.fail("the connector's IO thread has ended")
+                self._on_progress()
             self._reader.close()
             self._links.close()
             self._inbox.close()
@@ -126,7 +129,8 @@ class IoThread:
             self._on_read_event(event, now)
         self._producer.tick(now)
         self._loads.tick(now)
-        self._act()
+        self._act(now)
+        self._links.close_idle(now)
         for pin in self._producer.take_freed():
             self._results.sent(pin.engine_request_id)
         if self._results.has_news():
@@ -154,10 +158,10 @@ class IoThread:
         except IllegalTransition:
             log.exception("kv_read_event_refused", leg_id=event.leg_id, kind=event.kind)
 
-    def _act(self) -> None:
+    def _act(self, now: float) -> None:
         for action in self._loads.take_actions():
             if isinstance(action, Send):
-                self._links.send(action.endpoint, action.message)
+                self._links.send(action.endpoint, action.message, now)
             elif isinstance(action, StartRead):
                 self._reader.submit(action.leg_id, action.address, action.runs)
             elif isinstance(action, StopRead):

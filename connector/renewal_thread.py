@@ -101,7 +101,8 @@ class RenewalThread:
         while self._commands:
             self._commands.popleft()(now)
         for endpoint, message in self._renewals.tick(now):
-            links.send(endpoint, message)
+            links.send(endpoint, message, now)
+        links.close_idle(now)
         gone = self._renewals.take_gone()
         self._gone.extend(gone.items())
         if gone and self._on_progress is not None:

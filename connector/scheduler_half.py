@@ -36,6 +36,8 @@ class _Remote:
     failed: str | None
     state: Literal["waiting", "loading", "over"] = "waiting"
     is_finished: bool = False
+    is_gone: bool = False
+    """P said so: it needs no last word."""
 
 
 class SchedulerHalf:
@@ -177,7 +179,8 @@ class SchedulerHalf:
         self._collect_gone()
         if remote.state == "waiting":
             self._renewals.stop(engine_request_id)
-            if self._gone.pop(engine_request_id, None) is None:
+            self._gone.pop(engine_request_id, None)
+            if not remote.is_gone:
                 self._renewals.say_done(remote.ticket, Outcome.CANCELLED, f"{finish} before it was scheduled")
         return False, None
 
@@ -256,6 +259,7 @@ class SchedulerHalf:
             remote = self._remotes.get(engine_request_id)
             if remote is not None and remote.state != "over":
                 remote.failed = remote.failed or reason
+                remote.is_gone = True
                 if remote.state == "waiting":
                     self._gone[engine_request_id] = reason
 
