@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from connector.layout import KvRegion
 from connector.legs import Report, Send, StartRead, StopRead
 from connector.loads import Loads
 from connector.producer import Producer
-from connector.settings import ConnectorSettings
 from connector.side_channel import Answer, Claim, Done, Hello, Renew, Request, Verify
-from connector.step import Expect, Load, StepMeta
+from connector.step import Expect, StepMeta
 from connector.transfers import Outcome, TransferKey
-from pdq.wire.types import KvTicket, Pair, pack_ids
-
-SETTINGS = ConnectorSettings(kv_lease_s=6.0, kv_hold_s=20.0, kv_wait_s=15.0, kv_answer_s=0.5, kv_answer_tries=4)
-P_BLOCKS, D_BLOCKS, BASE = 12, 24, 1000
-PAIR = Pair(gen=1, attempt=1)
-
-
-def region(num_blocks: int) -> KvRegion:
-    """A block is one byte, so an address is a block."""
-    return KvRegion(layer="all", base_address=BASE, block_stride_bytes=1, num_blocks=num_blocks)
-
-
-@dataclass
-class Reading:
-    leg_id: int
-    pairs: list[tuple[int, int]]
-    """(local block, remote block) still to be copied."""
-    stop: bool = False
-    is_broken: bool = False
-
-
-@dataclass
-class Prefill:
-    name: str
-    blocks: list[int]
-    content: list[int]
-    is_pinned: bool = False
-    contact: dict[str, float] = field(default_factory=dict)
-    """Per consumer that has an unfinished claim: when P heard of it last."""
-
-
-@dataclass
-class Consumer:
-    name: str
-    loads: Loads
-    memory: list[int] = field(default_factory=lambda: [0] * D_BLOCKS)
-    free: list[int] = field(default_factory=lambda: list(range(D_BLOCKS)))
-    readings: list[Reading] = field(default_factory=list)
-    to_p: list[Request] = field(default_factory=list)
-    from_p: list[Answer] = field(default_factory=list)
-    blocks_of: dict[str, list[int]] = field(default_factory=dict)
-    reported: dict[str, Outcome] = field(default_factory=dict)
+from tests.connector.simulated import (
+    BASE,
+    D_BLOCKS,
+    P_BLOCKS,
+    PAIR,
+    SETTINGS,
+    Consumer,
+    Prefill,
+    Reading,
+    load_of,
+    region,
+)
 
 
 class Transfers(RuleBasedStateMachine):
@@ -141,7 +107,7 @@ class Transfers(RuleBasedStateMachine):
         first = 1 if hit and len(blocks) > 1 else 0
         for block, value in zip(blocks[:first], prefill.content, strict=False):
             d.memory[block] = value
-        d.loads.start(self._load_of(prefill, blocks, first), self.now)
+        d.loads.start(load_of(prefill, blocks, first), self.now)
         self._settle()
 
     @rule(who=st.integers(0, 1), pick=st.integers(0, 99))
@@ -267,21 +233,6 @@ class Transfers(RuleBasedStateMachine):
     def _apply(self, meta: StepMeta) -> None:
         self.producer.apply(meta, self.now)
         self._settle()
-
-    def _load_of(self, prefill: Prefill, blocks: list[int], first_block: int) -> Load:
-        ticket = KvTicket(
-            transfer_id=prefill.name,
-            pair=PAIR,
-            engine_id="p",
-            epoch="p-1",
-            host="p",
-            port=7,
-            tp_size=1,
-            block_size=16,
-            num_tokens=16 * len(blocks),
-            block_ids=pack_ids(prefill.blocks),
-        )
-        return Load(engine_request_id=prefill.name, ticket=ticket, block_ids=tuple(blocks), first_block=first_block)
 
     def _hear(self, d: Consumer, message: Request) -> None:
         """P gets a message."""

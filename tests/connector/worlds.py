@@ -171,6 +171,9 @@ class World:
         self.worker.shutdown()
 
 
+MakeWorld = Callable[..., World]
+
+
 def close_all(worlds: list[World]) -> None:
     """At once: closing a Mooncake engine takes a second."""
     with ThreadPoolExecutor(max_workers=8) as pool:
