@@ -19,7 +19,7 @@ import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from broker.errors import QueueUnavailable
+from broker.errors import QueueMisconfigured, QueueUnavailable
 from broker.redis_client import Backoff, Connector, MasterConnector, RedisSettings
 from broker.redis_errors import code_of, is_stale, unavailable
 from broker.scripts import Script, script
@@ -79,6 +79,16 @@ class RedisCalls:
     async def start(self) -> None:
         """Connects and checks the server now. Raises QueueUnavailable, or QueueMisconfigured: a reason to exit."""
         await self.call("PING")
+
+    async def start_when_reachable(self) -> None:
+        """As `start`, but waits for a server that is down or loading. Raises QueueMisconfigured only."""
+        while True:
+            try:
+                return await self.start()
+            except QueueMisconfigured:
+                raise
+            except QueueUnavailable as exc:
+                _log.warning("waiting_for_redis", error=str(exc))
 
     async def call(self, *command: Argument) -> Any:
         """The raw reply. Raises QueueUnavailable."""

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from broker.errors import QueueMisconfigured
 from broker.links import DeltaSender, DeltaSettings, NoticeInbox, NoticePeers, NoticeSettings
 from broker.membership import Membership, RegistryView
 from broker.redis_calls import RedisCalls
@@ -15,7 +16,7 @@ from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
 from decode_worker.settings import DecodeWorkerSettings
 from decode_worker.worker import DecodeWorker
-from engine.factory import EngineProcessSettings, create_engine
+from engine.factory import EngineProcessSettings, create_engine, start_engine
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
@@ -41,7 +42,9 @@ class Settings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 drained, 1 fault, 2 bad settings or machine."""
     loaded = load(Settings, argv, prog="python -m decode_worker", description="Reads prompts' KV and decodes.")
-    return run_role("decode", loaded.settings.runtime, functools.partial(serve, loaded.settings))
+    return run_role(
+        "decode", loaded.settings.runtime, functools.partial(serve, loaded.settings), cannot_start=(QueueMisconfigured,)
+    )
 
 
 async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
@@ -49,7 +52,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     check_ports([FixedPort(host=settings.notices.inbox_host, port=settings.notices.inbox_port, setting="--inbox-port")])
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
-        await calls.start()
+        await drain.unless_requested(calls.start_when_reachable())
         registry = RedisRegistry(calls, settings.model.name, settings.registry)
         inbox = NoticeInbox(settings.notices, worker_id=worker_id)
         peers = NoticePeers(settings.notices, worker_id=worker_id)
@@ -58,7 +61,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
             settings.deltas, worker_id=worker_id, on_overflow=lambda gateway: worker.on_gateway_overflow(gateway)
         )
         try:
-            info = await engine.start()
+            info = await drain.unless_requested(start_engine(engine))
             worker = DecodeWorker(
                 worker_id=worker_id,
                 endpoint=inbox.endpoint,
@@ -82,7 +85,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
             await membership.beat()
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)
-            await deltas.drained(timeout_s=5)
+            await deltas.drained(timeout_s=1)  # a live gateway acknowledges within 0.1 s
         finally:
             await engine.stop()
             await deltas.close()

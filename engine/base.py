@@ -68,7 +68,7 @@ class EngineOutput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     step: int
-    """Steps done so far; moves while the engine makes progress."""
+    """A counter that moves while the engine makes progress, also inside a long step; not a number of steps."""
     total_blocks: int
     free_blocks: int
     running: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from connector.settings import ConnectorSettings
-from engine.base import Engine
+from engine.base import Engine, EngineError, EngineInfo
 from engine.embedded.client import EmbeddedEngine
 from engine.embedded.settings import EngineSettings
 from pdq.runtime.common import RuntimeSettings
@@ -45,3 +45,11 @@ def create_engine(
         worker_id=worker_id,
         log_level=runtime.log_level,
     )
+
+
+async def start_engine(engine: Engine) -> EngineInfo:
+    """Raises StartupError with the engine's own reason."""
+    try:
+        return await engine.start()
+    except EngineError as error:
+        raise StartupError(str(error)) from error

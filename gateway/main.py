@@ -67,7 +67,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     listener = MetricsListener(registry, host=runtime.metrics_host, port=runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
-        await calls.start_when_reachable()
+        await drain.unless_requested(calls.start_when_reachable())
         queue = RedisPrefillQueue(calls, settings.model.name, settings.queue)
         inbox = NoticeInbox(notices, worker_id=worker_id)
         peers = NoticePeers(notices, worker_id=worker_id)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.delivery import QueueSettings
+from broker.errors import QueueMisconfigured
 from broker.links import NoticeInbox, NoticePeers, NoticeSettings
 from broker.membership import Membership, RegistryView
 from broker.redis_calls import RedisCalls
@@ -16,7 +17,7 @@ from broker.redis_client import RedisSettings
 from broker.redis_queue import RedisPrefillQueue
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
-from engine.factory import EngineProcessSettings, create_engine
+from engine.factory import EngineProcessSettings, create_engine, start_engine
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
@@ -44,7 +45,12 @@ class Settings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 drained, 1 fault, 2 bad settings or machine."""
     loaded = load(Settings, argv, prog="python -m prefill_worker", description="Takes prompts, computes their KV.")
-    return run_role("prefill", loaded.settings.runtime, functools.partial(serve, loaded.settings))
+    return run_role(
+        "prefill",
+        loaded.settings.runtime,
+        functools.partial(serve, loaded.settings),
+        cannot_start=(QueueMisconfigured,),
+    )
 
 
 async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
@@ -52,14 +58,14 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     check_ports([FixedPort(host=settings.notices.inbox_host, port=settings.notices.inbox_port, setting="--inbox-port")])
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
-        await calls.start()
+        await drain.unless_requested(calls.start_when_reachable())
         queue = RedisPrefillQueue(calls, settings.model.name, settings.queue)
         registry = RedisRegistry(calls, settings.model.name, settings.registry)
         inbox = NoticeInbox(settings.notices, worker_id=worker_id)
         peers = NoticePeers(settings.notices, worker_id=worker_id)
         engine = create_engine(settings.engine, settings.model, settings.runtime, role="producer", worker_id=worker_id)
         try:
-            info = await engine.start()
+            info = await drain.unless_requested(start_engine(engine))
             view = RegistryView()
             worker = PrefillWorker(
                 worker_id=worker_id,

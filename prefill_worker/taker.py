@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -15,7 +16,9 @@ from prefill_worker.settings import PrefillWorkerSettings
 
 log = structlog.get_logger(__name__)
 
-_ANY_SIZE = 2**31 - 1
+_ANY_SIZE: Final = 2**31 - 1
+_WAIT_S: Final = 5.0
+_RETRY_S: Final = 0.5
 
 
 def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSettings) -> tuple[int, int]:
@@ -56,6 +59,7 @@ class Taker:
         self._on_lease = on_lease
         self._on_dead = on_dead
         self._poke = asyncio.Event()
+        self._has_unknown_take = False
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -75,27 +79,38 @@ class Taker:
                 took_any = await self._take_once()
             except QueueUnavailable as exc:
                 log.warning("take_failed", error=str(exc))
-                await asyncio.sleep(0.5)
+                self._has_unknown_take = True
+                await asyncio.sleep(_RETRY_S)
                 continue
             if not took_any and not self._is_stopping:
                 await self._poke.wait()
 
     async def watch_queue(self) -> None:
-        """Pokes when something was enqueued, and at least every half second: a reaped job makes no stream entry."""
+        """Pokes when something was enqueued, reaped or given back."""
         while True:
             try:
-                await self._queue.wait(0.5)
+                await self._queue.wait(_WAIT_S)
             except QueueUnavailable:
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(_RETRY_S)
             self._poke.set()
 
     async def _take_once(self) -> bool:
         max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
         if max_jobs == 0:
             return False
+        if self._has_unknown_take:
+            await self._return_unknown()
         taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs)
         for lease in taken.leases:
             self._on_lease(lease)
         for dead in taken.dead:
             await self._on_dead(dead)
         return bool(taken.leases or taken.dead)
+
+    async def _return_unknown(self) -> None:
+        """A take whose answer was lost may have run: what it took goes back now, instead of failing after a lease."""
+        keep = tuple(held.lease for held in self._held_jobs.all())
+        num_returned = await self._queue.give_back_others(self._worker_id, keep)
+        self._has_unknown_take = False
+        if num_returned:
+            log.warning("lost_take_returned", jobs=num_returned)

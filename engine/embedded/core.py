@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from connector.layout import KvRegion
@@ -41,6 +43,8 @@ class EngineCore:
         self._worker_half = worker_half
         self._layer_names = _layer_names(regions, runner.num_layers)
         self._num_steps = 0
+        self.on_layer: Callable[[], None] = lambda: None
+        """Called after each layer: a long step can tell that it moves."""
         self._is_busy = False
 
     def handle(self, message: EngineRequest | Abort | Release) -> None:
@@ -85,7 +89,7 @@ class EngineCore:
         return StepOutputs(outputs=outputs, released=released, stats=self.stats())
 
     def stats(self) -> EngineStats:
-        """`step` counts idle steps too: it stands still only while a step, or the loop, is stuck."""
+        """`step` counts idle steps and layers too: it stands still only while a step, or the loop, is stuck."""
         running, waiting, pinned = self.scheduler.counts()
         return EngineStats(
             step=self._num_steps,
@@ -109,6 +113,8 @@ class EngineCore:
     def _after_layer(self, layer: int) -> None:
         for name in self._layer_names[layer]:
             self._worker_half.save_kv_layer(name)
+        self._num_steps += 1
+        self.on_layer()
 
 
 def _layer_names(regions: list[KvRegion], num_layers: int) -> list[tuple[str, ...]]:

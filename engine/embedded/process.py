@@ -18,6 +18,7 @@ import structlog
 
 from connector.layout import LayoutError
 from connector.transport import TransportError
+from engine.base import StepOutputs
 from engine.embedded.boot import boot
 from engine.embedded.core import CoreFailed, EngineCore
 from engine.embedded.messages import Fatal, Launch, Progress, Ready, StartFailed, Stop, unpack_launch
@@ -81,6 +82,14 @@ def _run(launch: Launch, pipe: EnginePipe) -> int:
 def _serve(core: EngineCore, pipe: EnginePipe) -> None:
     """Steps while there is something to do; sleeps until a message, the connector or the next beat otherwise."""
     next_beat_s = time.monotonic()
+
+    def beat_inside_a_long_step() -> None:
+        nonlocal next_beat_s
+        if time.monotonic() >= next_beat_s:
+            pipe.send(StepOutputs(outputs=(), released=(), stats=core.stats()))
+            next_beat_s = time.monotonic() + _BEAT_S
+
+    core.on_layer = beat_inside_a_long_step
     while True:
         timeout_s = 0.0 if core.is_busy else max(0.0, next_beat_s - time.monotonic())
         messages, is_awake = pipe.receive(timeout_s)

@@ -21,7 +21,7 @@ from pdq.runtime import logs
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import StartupError
 from pdq.runtime.ids import worker_id as new_worker_id
-from pdq.runtime.signals import Drain
+from pdq.runtime.signals import Drain, Drained
 
 E = TypeVar("E", bound=BaseException)
 Main = Callable[[Drain, str], Coroutine[Any, Any, None]]
@@ -30,15 +30,20 @@ Main = Callable[[Drain, str], Coroutine[Any, Any, None]]
 _log = structlog.get_logger(__name__)
 
 
-def run_role(role: str, settings: RuntimeSettings, main: Main) -> int:
-    """Configures logs, runs `main` to its end and returns the exit code. `role`: gateway, prefill or decode."""
+def run_role(
+    role: str, settings: RuntimeSettings, main: Main, *, cannot_start: tuple[type[BaseException], ...] = ()
+) -> int:
+    """Configures logs, runs `main` to its end and returns the exit code. `role`: gateway, prefill or decode.
+
+    `cannot_start`: errors that, beside StartupError, mean bad settings or a bad machine.
+    """
     worker_id = new_worker_id(role)
     logs.configure(settings.log_level, logs.is_json(settings.log_format), role, worker_id)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_with_signals(main, worker_id))
     except BaseException as error:  # noqa: BLE001 - the process ends here in any case
-        return _exit_code(error)
+        return _exit_code(error, (StartupError, *cannot_start))
     _log.info("stopped")
     return 0
 
@@ -62,10 +67,13 @@ async def _with_signals(main: Main, worker_id: str) -> None:
     await main(drain, worker_id)
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: BaseException, cannot_start: tuple[type[BaseException], ...]) -> int:
+    if _find(error, Drained) is not None:
+        _log.info("stopped", reason="asked to stop before it served")
+        return 0
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    startup = _find(error, StartupError)
+    startup = next((found for kind in cannot_start if (found := _find(error, kind))), None)
     if startup is not None:
         _log.error("cannot_start", reason=str(startup))
         print(f"can't start: {startup}", file=sys.stderr)

@@ -9,13 +9,18 @@ import asyncio
 import ctypes
 import os
 import signal
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import structlog
 
+T = TypeVar("T")
 _PR_SET_PDEATHSIG: Final = 1
 _log = structlog.get_logger(__name__)
+
+
+class Drained(Exception):
+    """Asked to stop before the process served: a clean end."""
 
 
 class Drain:
@@ -40,6 +45,20 @@ class Drain:
 
     async def wait(self) -> None:
         await self._event.wait()
+
+    async def unless_requested(self, work: Coroutine[Any, Any, T]) -> T:
+        """For start-up: the result of `work`; when the drain comes first, `work` is cancelled and Drained raised."""
+        working = asyncio.create_task(work)
+        draining = asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait([working, draining], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Drained(self.reason)
+            return working.result()
+        finally:
+            for task in (working, draining):
+                task.cancel()
+            await asyncio.gather(working, draining, return_exceptions=True)
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Turns SIGTERM and SIGINT into a drain; the second signal ends the process with 1, without clean-up."""
