@@ -34,6 +34,7 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "deadline": (504, "timeout_error"),
     "deadline_exceeded": (504, "timeout_error"),
     "decode_worker_lost": (502, _SERVER),
+    "admit_conflict": (502, _SERVER),
     "delta_gap": (502, _SERVER),
     "delta_mismatch": (502, _SERVER),
     "engine_error": (502, _SERVER),

@@ -147,6 +147,9 @@ class Hub:
         self._metrics.admits.labels("go" if is_go else "gone").inc()
         if exchange is None or not is_go:
             reply(Gone(request_id=admit.request_id, pair=admit.pair, reason="no right to answer this request"))
+            if exchange is not None and commands:
+                self._note_migration(exchange, commands, "admit_conflict")
+                self.perform(exchange, commands)
             return
         reply(Go(request_id=admit.request_id, pair=admit.pair))
         if exchange.admit is None or exchange.admit.pair != admit.pair:

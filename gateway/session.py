@@ -161,15 +161,20 @@ class Session:
         return self._close(Fail(code=code, message=message))
 
     def on_admit(self, pair: Pair, worker: str, endpoint: str) -> tuple[bool, list[Command]]:
-        """May this worker answer as this pair? (Go or Gone, commands). Asking again gets the same answer."""
+        """May this worker answer as this pair? (Go or Gone, commands). Asking again gets the same answer.
+
+        Two workers for one pair before its first token: it is unknown who still has it, so both lose it.
+        """
         if self.state in (State.NEW, State.CLOSED) or pair.gen != self.gen:
             return False, []
         former = self.owner
         if former is not None:
-            if pair == former.pair:
-                return worker == former.worker, []
+            if pair == former.pair and worker == former.worker:
+                return True, []
             if self.state is State.STREAMING or pair < former.pair:
                 return False, []
+            if pair == former.pair:  # its prefill worker has turned to another one: nobody may hold it any more
+                return False, self._migrate("admit_conflict", f"{former.worker} had Go, {worker} asked for it too")
         self._move(State.ADMITTED)
         self.owner = Owner(worker=worker, endpoint=endpoint, pair=pair)
         self._base = len(self.accepted)
