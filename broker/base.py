@@ -72,6 +72,8 @@ class Taken:
     leases: tuple[JobLease, ...]
     dead: tuple[DeadJob, ...]
     """Ended on the way; the taker sends Failed to their gateways."""
+    is_more_waiting: bool = False
+    """Jobs were left behind that may be taken: the limits ended the take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ class MemoryQueue:
                 leases.append(self._lease(entry, owner, now))
         if max_jobs and not (leases and num_left):
             self._seen_arrivals = self._arrivals
-        return Taken(leases=tuple(leases), dead=tuple(dead))
+        return Taken(leases=tuple(leases), dead=tuple(dead), is_more_waiting=num_left > 0)
 
     async def wait(self, timeout_s: float) -> bool:
         try:

@@ -67,7 +67,7 @@ class RedisPrefillQueue:
     async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
         leases: list[JobLease] = []
         dead: list[DeadJob] = []
-        is_cut_short = max_jobs > 0
+        is_cut_short, num_left = max_jobs > 0, 0
         while is_cut_short and not leases:
             try:
                 reply = await self._take_once(owner, max_tokens, max_jobs)
@@ -85,7 +85,7 @@ class RedisPrefillQueue:
                     leases.append(lease)
                 else:
                     dead += await self._bury_unreadable(lease)
-        return Taken(leases=tuple(leases), dead=tuple(dead))
+        return Taken(leases=tuple(leases), dead=tuple(dead), is_more_waiting=bool(is_cut_short or num_left))
 
     async def wait(self, timeout_s: float) -> bool:
         return await self._wake.wait(timeout_s)

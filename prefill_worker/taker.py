@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 import structlog
 
-from broker.base import DeadJob, JobLease, PrefillQueue
+from broker.base import DeadJob, JobLease, PrefillQueue, Taken
 from broker.errors import QueueUnavailable
 from engine.ledger import KvLedger
 from prefill_worker.held import HeldJobs
@@ -58,46 +58,39 @@ class Taker:
         self._settings = settings
         self._on_lease = on_lease
         self._on_dead = on_dead
-        self._poke = asyncio.Event()
+        self._room = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._has_unknown_take = False
-        self._is_stopping = False
 
     def stop(self) -> None:
         """No take after the one in flight: cancelling a take would leave its jobs to the reaper."""
-        self._is_stopping = True
-        self._poke.set()
+        self._stopping.set()
+        self._room.set()
 
-    def poke(self) -> None:
-        """Room may have grown, or work may have come: look again."""
-        self._poke.set()
+    def room_changed(self) -> None:
+        """A job ended, or blocks came back: more may fit now."""
+        self._room.set()
 
     async def run(self) -> None:
-        """Takes until `stop`."""
-        while not self._is_stopping:
-            self._poke.clear()
+        """Takes until `stop`: while jobs fit; then sleeps until room comes (jobs wait) or a job comes (none do)."""
+        while not self._stopping.is_set():
+            self._room.clear()
+            max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
+            if max_jobs == 0:
+                await self._room.wait()
+                continue
             try:
-                took_any = await self._take_once()
+                taken = await self._take(max_tokens, max_jobs)
+                if taken.is_more_waiting and not taken.leases:
+                    await self._room.wait()
+                elif not taken.is_more_waiting:
+                    await self._until_stopped_or(self._queue.wait(_WAIT_S))
             except QueueUnavailable as exc:
                 log.warning("take_failed", error=str(exc))
                 self._has_unknown_take = True
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if not took_any and not self._is_stopping:
-                await self._poke.wait()
+                await self._until_stopped_or(asyncio.sleep(_RETRY_S))
 
-    async def watch_queue(self) -> None:
-        """Pokes when something was enqueued, reaped or given back."""
-        while True:
-            try:
-                await self._queue.wait(_WAIT_S)
-            except QueueUnavailable:
-                await asyncio.sleep(_RETRY_S)
-            self._poke.set()
-
-    async def _take_once(self) -> bool:
-        max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
-        if max_jobs == 0:
-            return False
+    async def _take(self, max_tokens: int, max_jobs: int) -> Taken:
         if self._has_unknown_take:
             await self._return_unknown()
         taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs)
@@ -105,7 +98,19 @@ class Taker:
             self._on_lease(lease)
         for dead in taken.dead:
             await self._on_dead(dead)
-        return bool(taken.leases or taken.dead)
+        return taken
+
+    async def _until_stopped_or(self, work: Coroutine[Any, Any, object]) -> None:
+        working = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _return_unknown(self) -> None:
         """A take whose answer was lost may have run: what it took goes back now, instead of failing after a lease."""

@@ -106,7 +106,6 @@ class PrefillWorker:
                 tasks = [
                     background.create_task(self._feed()),
                     background.create_task(membership.run()),
-                    background.create_task(self._taker.watch_queue()),
                     background.create_task(self._leases.run_renewals()),
                     background.create_task(self._leases.run_reaping()),
                 ]
@@ -191,7 +190,7 @@ class PrefillWorker:
     def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
         self._held.remove(held)
         self._tasks.discard(task)
-        self._taker.poke()
+        self._taker.room_changed()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("job_crashed", request_id=held.lease.job.request_id, error=repr(error))
 
@@ -203,7 +202,7 @@ class PrefillWorker:
                 self._on_output(output)
             released = [self._ledger.release(engine_request_id) for engine_request_id in step.released]
             if any(released):
-                self._taker.poke()
+                self._taker.room_changed()
             self._stepped.set()
 
     def _observe(self, step: StepOutputs) -> None:
@@ -216,7 +215,7 @@ class PrefillWorker:
         is_end = output.finish is not None or output.error is not None
         if held is not None and is_end and not held.prefilled.done():
             held.prefilled.set_result(output)
-            self._taker.poke()
+            self._taker.room_changed()
 
     async def _finish_held(self) -> None:
         """Waits, within the grace, for the held jobs and then for the readers of their KV."""

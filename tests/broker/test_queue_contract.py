@@ -92,6 +92,19 @@ async def test_take_stays_within_the_token_budget_and_keeps_strict_order(store: 
     assert [lease.job.request_id for lease in one_more.leases] == ["b"]
 
 
+async def test_take_says_whether_its_limits_left_jobs_behind(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        await store.queue.enqueue(job(name, tokens=10))
+
+    by_number = await store.queue.take("p1", max_tokens=ANY, max_jobs=1)
+    by_tokens = await store.queue.take("p1", max_tokens=5, max_jobs=8)
+    rest = await store.queue.take("p1", max_tokens=ANY, max_jobs=8)
+
+    assert (len(by_number.leases), by_number.is_more_waiting) == (1, True)
+    assert (len(by_tokens.leases), by_tokens.is_more_waiting) == (0, True)
+    assert (len(rest.leases), rest.is_more_waiting) == (2, False)
+
+
 async def test_take_of_an_empty_queue_returns_nothing(store: Store) -> None:
     taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=4)
 
