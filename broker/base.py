@@ -6,6 +6,7 @@ One contract test body runs over the memory twin, fakeredis, Redis 7 and Valkey.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,6 +161,8 @@ class WorkerRecord:
     parked: int = 0
     http: str = ""
     """Gateways: the address that clients use."""
+    max_model_len: int = 0
+    """Most tokens of prompt and answer that the worker's engine takes; 0: not said."""
 
 
 class Registry(Protocol):
@@ -168,6 +171,12 @@ class Registry(Protocol):
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """Live processes. A missing one is not proof of death: a Redis restart takes all of them at once."""
+
+    async def agree(self, config: Mapping[str, str]) -> dict[str, str]:
+        """What holds for every process of the model (`mode`): sets what nobody has set, returns what is in force.
+
+        Values live on for one TTL after the last process that agreed.
+        """
 
     async def remove(self, worker_id: str) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class PipelineError(Exception):
@@ -21,6 +21,16 @@ class QueueMisconfigured(QueueUnavailable):
     """The queue's store is reachable, but must not be used as it is set up: at start-up a reason to exit."""
 
     code = "queue_misconfigured"
+
+
+class DoesNotFit(PipelineError):
+    """This process and the others of its model don't go together: at start-up a reason to exit."""
+
+    code = "does_not_fit"
+
+
+CANNOT_START: Final = (QueueMisconfigured, DoesNotFit)
+"""Bad settings or a bad store, not faults: the process exits with 2."""
 
 
 class PeerUnavailable(PipelineError):

@@ -12,6 +12,7 @@
 | `pdq:{m}:dead` | stream | dead letters: `id gen reason attempts worker error tokens tenant`; at most `max_dead_letters` |
 | `pdq:{m}:epoch` | string | random mark of this data set; missing or another one = data was lost |
 | `pdq:{m}:clock` | hash | `last` time somebody reaped or beat, `since` when there was no gap (after a gap nobody is dead yet); `arrivals` counts enqueues |
+| `pdq:{m}:config` | hash | what holds for every process of the model: `mode`. Set by the first one, TTL `registry_ttl_s` after the last one |
 | `pdq:{m}:workers` | zset | worker ids, score = last heartbeat (ms, Redis time) |
 | `pdq:{m}:worker:<id>` | hash | the worker's record; `drain` = 1 asks it to drain. TTL `registry_ttl_s` |
 """  # noqa: E501 - a table row is one line
@@ -38,6 +39,7 @@ class Keys:
         self.dead: Final = self.prefix + "dead"
         self.epoch: Final = self.prefix + "epoch"
         self.clock: Final = self.prefix + "clock"
+        self.config: Final = self.prefix + "config"
         self.workers: Final = self.prefix + "workers"
 
     def job(self, request_id: str, gen: int) -> str:

@@ -1,4 +1,4 @@
-"""This process's place in the registry: its heartbeat, and a cached view of the other processes.
+"""This process's place in the registry: its entry, its heartbeat, and a cached view of the other processes.
 
 The view is a hint for placement, never proof of death: when Redis does not answer, the last view stays.
 """
@@ -6,12 +6,14 @@ The view is a hint for placement, never proof of death: when Redis does not answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from broker.base import Registry, WorkerRecord
-from broker.errors import QueueUnavailable
+from broker.errors import DoesNotFit, QueueUnavailable
+from broker.fit import misfit
 
 log = structlog.get_logger(__name__)
 
@@ -37,18 +39,43 @@ class Membership:
         view: RegistryView,
         *,
         heartbeat_s: float,
+        config: Mapping[str, str],
         record: Callable[[], WorkerRecord],
         on_drain: Callable[[], None],
     ) -> None:
-        """`record` is called at each beat and says what is true now; `on_drain` when the registry asks to drain."""
+        """`record` is called at each beat and says what is true now; `on_drain` when the registry asks to drain.
+
+        `config`: settings that all processes of the model must have alike, as text (`mode`).
+        """
         self._registry = registry
         self._view = view
         self._heartbeat_s = heartbeat_s
         self._record = record
         self._on_drain = on_drain
+        self._config = config
+        self._reported = ""
+
+    async def join(self) -> None:
+        """The first beats: as `starting`; then, when it fits those who are there, as the record says.
+
+        Each process writes before it reads, so that of two that start at once at least one sees the other. One that
+        doesn't fit is out of the registry again when DoesNotFit comes. Also raises QueueUnavailable.
+        """
+        if disagreement := await self._disagreement():
+            raise DoesNotFit(disagreement)
+        own = dataclasses.replace(self._record(), state="starting")
+        await self._registry.heartbeat(own)
+        if problem := misfit(own, await self._registry.workers()):
+            await self.leave()
+            raise DoesNotFit(problem)
+        await self.beat()
 
     async def beat(self) -> None:
         """One heartbeat. Raises QueueUnavailable."""
+        disagreement = await self._disagreement()
+        if disagreement and disagreement != self._reported:
+            log.error("model_config_differs", reason=disagreement)
+        self._reported = disagreement
         if await self._registry.heartbeat(self._record()):
             self._on_drain()
         self._view.workers = await self._registry.workers()
@@ -71,3 +98,13 @@ class Membership:
             await self._registry.remove(self._record().worker_id)
         except QueueUnavailable as exc:
             log.warning("registry_unavailable", error=str(exc))
+
+    async def _disagreement(self) -> str:
+        """Empty: this process and the others have the same settings where they must."""
+        in_force = await self._registry.agree(self._config)
+        return "; ".join(
+            f"{name} is {value} here, but {in_force.get(name)} in every running process of this model;"
+            f" use --{name.replace('_', '-')} {in_force.get(name)}, or stop those first"
+            for name, value in self._config.items()
+            if in_force.get(name) != value
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from broker.base import WorkerRecord
 from broker.registry_settings import RegistrySettings
@@ -18,6 +18,8 @@ class MemoryRegistry:
         self._clock = clock
         self._records: dict[str, tuple[float, WorkerRecord]] = {}
         self._draining: set[str] = set()
+        self._config: dict[str, str] = {}
+        self._config_until = 0.0
 
     async def heartbeat(self, record: WorkerRecord) -> bool:
         self._records[record.worker_id] = (self._clock(), record)
@@ -26,6 +28,16 @@ class MemoryRegistry:
     async def workers(self) -> tuple[WorkerRecord, ...]:
         now = self._clock()
         return tuple(record for beat, record in self._records.values() if now - beat <= self._ttl_s)
+
+    async def agree(self, config: Mapping[str, str]) -> dict[str, str]:
+        now = self._clock()
+        if now > self._config_until:
+            self._config.clear()
+        in_force = dict(config) | self._config
+        if in_force == self._config | dict(config):
+            self._config_until = now + self._ttl_s
+        self._config = in_force
+        return dict(in_force)
 
     async def remove(self, worker_id: str) -> None:
         self._records.pop(worker_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
@@ -53,6 +54,12 @@ class RedisRegistry:
             live = self._known | live
         self._known = live
         return tuple(live.values())
+
+    async def agree(self, config: Mapping[str, str]) -> dict[str, str]:
+        args: list[Argument] = [self._ttl_ms]
+        for name, value in config.items():
+            args += [name, value]
+        return fields(await self._calls.run("agree", (self.keys.config,), args))
 
     async def remove(self, worker_id: str) -> None:
         self._known.pop(worker_id, None)

@@ -26,10 +26,10 @@ from connector.side_channel import (
     TransferMessage,
     Verified,
     Verify,
-    differing,
 )
 from connector.step import StepMeta
 from connector.transfers import IllegalTransition, Outcome, TransferKey
+from pdq.wire.fingerprints import differing
 
 log = structlog.get_logger(__name__)
 

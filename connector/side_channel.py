@@ -14,7 +14,6 @@ idempotent: what is not answered in time is sent again. Push will add RecvReady,
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from connector.layout import KvRegion
@@ -135,22 +134,3 @@ def codec() -> Codec[SideMessage]:
 def endpoint_of(host: str, port: int) -> str:
     """`tcp://host:port`; IPv6 addresses in brackets."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def differing(here: str, there: str) -> str:
-    """The fields of two fingerprints that differ, with both values; empty when they are equal."""
-    if here == there:
-        return ""
-    mine, theirs = _fields(here), _fields(there)
-    return (
-        "; ".join(
-            f"{name}: {mine.get(name, 'missing')} here, {theirs.get(name, 'missing')} at the peer"
-            for name in sorted(mine.keys() | theirs.keys())
-            if mine.get(name) != theirs.get(name)
-        )
-        or f"fingerprint: {here!r} here, {there!r} at the peer"
-    )
-
-
-def _fields(fingerprint: str) -> dict[str, str]:
-    return dict(re.findall(r"([\w.-]+)=([^\s;,]*)", fingerprint))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 
 from connector.settings import ConnectorSettings
-from connector.side_channel import differing
 from connector.transport import Transport, TransportError
 
 _PROBE_BYTES = 4096
 
 
-def problems(settings: ConnectorSettings, *, num_ranks: int) -> list[str]:
-    """Of settings and ports; empty when all is well."""
+def problems(settings: ConnectorSettings) -> list[str]:
+    """Of settings that can't work together; empty when all is well."""
     found = []
     if settings.side_channel_host.strip("[]") in ("", "*", "0.0.0.0", "::"):
         found.append(
@@ -29,9 +27,6 @@ def problems(settings: ConnectorSettings, *, num_ranks: int) -> list[str]:
         found.append(f"kv_wait_s = {settings.kv_wait_s:g} s must be above kv_answer_s x kv_answer_tries")
     if not 1 <= settings.kv_max_descriptors <= 512:
         found.append(f"kv_max_descriptors is {settings.kv_max_descriptors}, allowed are 1 to 512")
-    if settings.side_channel_port:
-        for rank in range(num_ranks):
-            found += _port_problem(settings.side_channel_host, settings.side_channel_port + rank)
     return found
 
 
@@ -45,29 +40,7 @@ def transport_problems(transport: Transport, host: str) -> list[str]:
         transport.register(ctypes.addressof(target), _PROBE_BYTES)
         transport.read(address, [ctypes.addressof(target)], [ctypes.addressof(source)], [_PROBE_BYTES])
     except TransportError as exc:
-        return [str(exc)]
+        return [f"the KV transport does not work on side_channel_host {host}: {exc}"]
     finally:
         transport.close()
-    return [] if source.raw == target.raw else [f"the transport on {host} reads back other bytes than were there"]
-
-
-def fingerprint_problems(own: str, peers: dict[str, str]) -> list[str]:
-    """`peers`: fingerprint by worker id. A worker that doesn't fit the other side must not serve."""
-    return [
-        f"worker {peer} does not fit: {differences}"
-        for peer, fingerprint in peers.items()
-        if (differences := differing(own, fingerprint))
-    ]
-
-
-def _port_problem(host: str, port: int) -> list[str]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host.strip("[]"), port))
-            probe.listen(1)
-        except OSError as exc:
-            return [
-                f"port {port} (side_channel_port + rank) on {host}: {exc.strerror}; choose another side_channel_port"
-            ]
-    return []
+    return [] if source.raw == target.raw else [f"the KV transport on {host} reads back other bytes than were there"]

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.errors import QueueMisconfigured
+from broker.errors import CANNOT_START
 from broker.links import DeltaSender, DeltaSettings, NoticeInbox, NoticePeers, NoticeSettings
 from broker.membership import Membership, RegistryView
 from broker.redis_calls import RedisCalls
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 drained, 1 fault, 2 bad settings or machine."""
     loaded = load(Settings, argv, prog="python -m decode_worker", description="Reads prompts' KV and decodes.")
     return run_role(
-        "decode", loaded.settings.runtime, functools.partial(serve, loaded.settings), cannot_start=(QueueMisconfigured,)
+        "decode", loaded.settings.runtime, functools.partial(serve, loaded.settings), cannot_start=CANNOT_START
     )
 
 
@@ -78,11 +78,12 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 registry,
                 RegistryView(),
                 heartbeat_s=settings.runtime.heartbeat_s,
+                config={"mode": settings.model.mode},
                 record=worker.record,
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
             await inbox.start(worker.on_notice)
-            await membership.beat()
+            await membership.join()
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)
             await deltas.drained(timeout_s=1)  # a live gateway acknowledges within 0.1 s

@@ -120,6 +120,7 @@ class DecodeWorker:
             total_blocks=self._info.total_blocks,
             free_blocks=self._ledger.free_blocks,
             block_size=self._info.block_size,
+            max_model_len=self._info.max_model_len,
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
         )

@@ -43,6 +43,7 @@ def create_engine(
         role=role,
         engine_id=worker_id,
         worker_id=worker_id,
+        mode=model.mode,
         log_level=runtime.log_level,
     )
 

@@ -38,6 +38,7 @@ class Gateway:
         *,
         gateway_id: str,
         model: str,
+        mode: str,
         tokenizer: TextTokenizer,
         queue: PrefillQueue,
         registry: Registry,
@@ -69,7 +70,7 @@ class Gateway:
                 self._background,
                 gateway_id=gateway_id,
                 endpoint=inbox.endpoint,
-                mode=settings.mode,
+                mode=mode,
                 timeout_s=settings.queue_timeout_s,
                 perform=self._hub.perform,
                 notify_owner=self._hub.notify_prefill_worker,
@@ -79,13 +80,22 @@ class Gateway:
             settings, peers=peers, receiver=self._receiver, debts=self._hub.debts, on_dead=self._hub.on_owner_dead
         )
         limit = ContextLimit(self._view, setting=settings.max_model_len, of_model=tokenizer.max_model_len)
-        api = Api(settings, model=model, context_limit=limit, tokenizer=tokenizer, hub=self._hub, metrics=metrics)
+        api = Api(
+            settings,
+            model=model,
+            mode=mode,
+            context_limit=limit,
+            tokenizer=tokenizer,
+            hub=self._hub,
+            metrics=metrics,
+        )
         app = create_app(api, metrics=metrics, reasons=self.reasons_not_ready, api_key=settings.api_key)
         self._http = HttpServer(app, host=settings.http_host, port=settings.http_port)
         self._membership = Membership(
             registry,
             self._view,
             heartbeat_s=heartbeat_s,
+            config={"mode": mode},
             record=self._record,
             on_drain=functools.partial(drain.request, "asked through the registry"),
         )
@@ -100,12 +110,12 @@ class Gateway:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until the drain: then nothing new, answers what it has within the grace, ends the rest with an error.
 
-        Raises QueueUnavailable when the first heartbeat fails.
+        Raises QueueUnavailable when the first heartbeat fails, DoesNotFit when the model runs in another mode.
         """
         settings, hub = self._settings, self._hub
         try:
             await self._inbox.start(hub.on_notice)
-            await self._membership.beat()
+            await self._membership.join()
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(self._membership.run()),

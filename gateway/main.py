@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.delivery import QueueSettings
-from broker.errors import QueueMisconfigured
+from broker.errors import CANNOT_START
 from broker.links import DeltaSettings, NoticeInbox, NoticePeers, NoticeSettings
 from broker.redis_calls import RedisCalls
 from broker.redis_client import RedisSettings
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gateway",
         loaded.settings.runtime,
         functools.partial(serve, loaded.settings),
-        cannot_start=(QueueMisconfigured,),
+        cannot_start=CANNOT_START,
     )
 
 
@@ -76,6 +76,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 own,
                 gateway_id=worker_id,
                 model=settings.model.name,
+                mode=settings.model.mode,
                 tokenizer=tokenizer,
                 queue=queue,
                 registry=RedisRegistry(calls, settings.model.name, settings.registry),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +12,6 @@ class GatewaySettings:
     http_host: str = field(default="127.0.0.1", metadata={"help": "address on which clients are served"})
     http_port: int = field(default=8000, metadata={"help": "port on which clients are served; 0: the system chooses"})
     api_key: str = field(default="", metadata={"help": "what clients must send as bearer token; empty: nothing"})
-    mode: Literal["pull"] = field(default="pull", metadata={"help": "how KV gets from prefill to decode workers"})
     max_model_len: int = field(
         default=0,
         metadata={

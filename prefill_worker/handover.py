@@ -42,12 +42,14 @@ class Handover:
     def __init__(
         self,
         *,
+        fingerprint: str,
         peers: NoticePeers,
         view: RegistryView,
         settings: PrefillWorkerSettings,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
+        self._fingerprint = fingerprint
         self._peers = peers
         self._view = view
         self._settings = settings
@@ -75,11 +77,11 @@ class Handover:
             await self._wait_for_room(min(remaining_s, self._settings.park_retry_s))
 
     async def _offer_once(self, held: HeldJob, ready: KvReady) -> HandoverResult | None:
-        """Every ready decode worker once, best first; None when all were busy or silent."""
+        """Every ready decode worker that fits once, best first; None when all were busy or silent."""
         held.phase = Phase.OFFERING
         self._room.clear()
         tokens = held.num_tokens
-        candidates = [worker for worker in self._view.of_role("decode") if worker.state == "ready"]
+        candidates = self._fitting()
         while candidates:
             target = placement.choose(candidates, tokens, self._promises(), self._rng)
             if target is None:
@@ -101,6 +103,16 @@ class Handover:
                 case _:
                     log.warning("unexpected_answer", request_id=ready.request_id, kind=type(answer).__name__)
         return None
+
+    def _fitting(self) -> list[WorkerRecord]:
+        """Ready decode workers that can read this worker's KV; told aloud when there are only others."""
+        ready = [worker for worker in self._view.of_role("decode") if worker.state == "ready"]
+        fitting = [worker for worker in ready if worker.fingerprint == self._fingerprint]
+        if ready and not fitting:
+            log.warning(
+                "no_decode_worker_fits", own=self._fingerprint, there=ready[0].fingerprint, num_ready=len(ready)
+            )
+        return fitting
 
     def _promises(self) -> dict[str, int]:
         """Tokens promised per worker since the view's last refresh: its own numbers cover what came before."""

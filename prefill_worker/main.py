@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.delivery import QueueSettings
-from broker.errors import QueueMisconfigured
+from broker.errors import CANNOT_START
 from broker.links import NoticeInbox, NoticePeers, NoticeSettings
 from broker.membership import Membership, RegistryView
 from broker.redis_calls import RedisCalls
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "prefill",
         loaded.settings.runtime,
         functools.partial(serve, loaded.settings),
-        cannot_start=(QueueMisconfigured,),
+        cannot_start=CANNOT_START,
     )
 
 
@@ -86,10 +86,11 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 registry,
                 view,
                 heartbeat_s=settings.runtime.heartbeat_s,
+                config={"mode": settings.model.mode},
                 record=worker.record,
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
-            await membership.beat()
+            await membership.join()
             await inbox.start(worker.on_notice)
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)

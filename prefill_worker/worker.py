@@ -60,6 +60,7 @@ class PrefillWorker:
         self._drain_grace_s = drain_grace_s
         self._stepped = asyncio.Event()
         self._handover = Handover(
+            fingerprint=engine_info.fingerprint,
             peers=peers,
             view=view,
             settings=settings,
@@ -150,6 +151,7 @@ class PrefillWorker:
             total_blocks=self._info.total_blocks,
             free_blocks=self._ledger.free_blocks,
             block_size=self._info.block_size,
+            max_model_len=self._info.max_model_len,
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             parked=self._held.num_parked,

@@ -38,7 +38,7 @@ def boot(
     max_model_len = min(
         settings.max_model_len or runner.max_model_len, runner.max_model_len, num_blocks * settings.block_size
     )
-    fingerprint = fingerprint_of(runner, settings)
+    fingerprint = fingerprint_of(runner, settings, mode=identity.mode)
     scheduler_half: SchedulerPort = NoScheduler()
     worker_half: WorkerPort = NoWorker()
     if launch.connector is not None:
@@ -96,9 +96,10 @@ def boot(
     return core, info
 
 
-def fingerprint_of(runner: Runner, settings: EngineSettings) -> str:
+def fingerprint_of(runner: Runner, settings: EngineSettings, *, mode: str) -> str:
     """`key=value` pairs, sorted: two engines with one fingerprint may read each other's blocks."""
-    pairs = {**runner.fingerprint(), "block_size": str(settings.block_size), "tp": "1"}
+    fixed = {"engine": settings.engine, "block_size": str(settings.block_size), "tp": "1", "mode": mode}
+    pairs = runner.fingerprint() | fixed
     return " ".join(f"{key}={value}" for key, value in sorted(pairs.items()))
 
 

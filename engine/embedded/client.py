@@ -57,6 +57,7 @@ class EmbeddedEngine:
         log_level: str = "info",
         log_json: bool | None = None,
         worker_id: str = "",
+        mode: str = "pull",
     ) -> None:
         """`role`: producer (P), consumer (D) or both. `connector` None: no KV transfer. `epoch` None: a random one."""
         self._settings = settings
@@ -70,6 +71,7 @@ class EmbeddedEngine:
                 log_level=log_level,
                 log_json=log_json,
                 worker_id=worker_id,
+                mode=mode,
             ),
         )
         self._encode = to_engine_codec().encode

@@ -26,6 +26,8 @@ class Identity:
     log_level: str = "info"
     log_json: bool | None = None
     worker_id: str = ""
+    mode: str = "pull"
+    """How KV gets from P to D."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,6 +172,7 @@ class Deployment:
         settings = self.settings
         model = settings.served_model
         common = ["--redis", self.redis_url, "--model", model.model, "--served-model-name", model.served_model_name]
+        common += ["--mode", model.mode]
         common += ["--model-cache", str(model.model_cache), "--log-level", settings.log_level, *self._role_flags]
         for n in range(settings.gateways):
             http = ["--http-host", settings.http_host, "--http-port", str(settings.http_port + n)]

@@ -1,11 +1,11 @@
-"""Which model a deployment serves: its folder on this machine, and its name for clients and in the queue's keys."""
+"""Which model a deployment serves, and how: its folder on this machine, its name for clients and in queue keys."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pdq.runtime.errors import StartupError
 
@@ -31,6 +31,7 @@ class ModelSettings:
     model_cache: Path = field(
         default_factory=default_model_cache, metadata={"help": "folder that `pdq model fetch` writes to"}
     )
+    mode: Literal["pull"] = field(default="pull", metadata={"help": "how KV gets from prefill to decode workers"})
 
     @property
     def is_sim(self) -> bool:

@@ -84,6 +84,7 @@ async def world(
             settings,
             gateway_id="gateway-test",
             model="sim",
+            mode="pull",
             tokenizer=tokenizer or ByteTokenizer(),
             queue=queue,
             registry=registry,

@@ -1,0 +1,96 @@
+"""A worker that nobody could exchange KV with refuses to serve, and says what differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base import WorkerRecord
+from broker.errors import DoesNotFit
+from broker.fit import misfit
+from broker.membership import Membership, RegistryView
+from tests.broker.stores import Store
+
+FLOAT32 = "block_size=16 dtype=float32 mode=pull"
+BFLOAT16 = "block_size=16 dtype=bfloat16 mode=pull"
+
+
+def worker(worker_id: str, role: str, fingerprint: str = FLOAT32, state: str = "ready") -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=worker_id,
+        role=role,
+        state=state,
+        endpoint="tcp://127.0.0.1:1",
+        model="m",
+        fingerprint=fingerprint,
+    )
+
+
+def membership(store: Store, record: WorkerRecord, *, mode: str = "pull") -> Membership:
+    return Membership(
+        store.registry,
+        RegistryView(),
+        heartbeat_s=1.0,
+        config={"mode": mode},
+        record=lambda: record,
+        on_drain=lambda: None,
+    )
+
+
+def test_a_worker_that_differs_from_the_other_side_is_told_both_values_and_who_is_there() -> None:
+    problem = misfit(worker("d1", "decode"), [worker("p1", "prefill", BFLOAT16), worker("p2", "prefill", BFLOAT16)])
+
+    assert problem == (
+        "this decode worker fits no prefill worker of 'm', so no KV could be exchanged;"
+        " p1, p2: dtype: float32 here, bfloat16 there."
+        " Start it with the same model, engine and KV settings, or under another --served-model-name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "is_fitting"),
+    [
+        pytest.param([], True, id="first of all"),
+        pytest.param([worker("d0", "decode", BFLOAT16)], True, id="itself"),
+        pytest.param([worker("g1", "gateway", "")], True, id="a gateway judges nobody"),
+        pytest.param([worker("p1", "prefill", BFLOAT16), worker("p2", "prefill")], True, id="mixed: one fits"),
+        pytest.param([worker("p1", "prefill"), worker("d1", "decode", BFLOAT16)], True, id="other side before own"),
+        pytest.param([worker("p1", "prefill", BFLOAT16), worker("d1", "decode")], False, id="own does not help"),
+        pytest.param([worker("d1", "decode", BFLOAT16)], False, id="own role where the other is missing"),
+        pytest.param([worker("p1", "prefill", BFLOAT16, "starting")], False, id="both start at once"),
+        pytest.param([worker("d1", "decode"), worker("p1", "prefill", BFLOAT16, "starting")], True, id="ready first"),
+        pytest.param([worker("p1", "prefill", BFLOAT16, "draining")], True, id="on its way out"),
+    ],
+)
+def test_ready_workers_of_the_other_role_judge_then_those_of_the_own_then_starting_ones(
+    others: list[WorkerRecord], is_fitting: bool
+) -> None:
+    assert (misfit(worker("d0", "decode"), others) is None) is is_fitting
+
+
+async def test_a_worker_that_does_not_fit_leaves_nothing_in_the_registry(store: Store) -> None:
+    await membership(store, worker("p1", "prefill")).join()
+
+    with pytest.raises(DoesNotFit, match="dtype: bfloat16 here, float32 there"):
+        await membership(store, worker("d1", "decode", BFLOAT16)).join()
+
+    assert [record.worker_id for record in await store.registry.workers()] == ["p1"]
+
+
+async def test_a_worker_that_fits_is_ready_after_it_joined(store: Store) -> None:
+    for record in (worker("p1", "prefill"), worker("d1", "decode")):
+        await membership(store, record).join()
+
+    assert {(record.worker_id, record.state) for record in await store.registry.workers()} == {
+        ("p1", "ready"),
+        ("d1", "ready"),
+    }
+
+
+async def test_all_processes_of_a_model_run_in_the_mode_of_the_first(store: Store) -> None:
+    await membership(store, worker("g1", "gateway", "")).join()
+
+    with pytest.raises(DoesNotFit, match=r"mode is push here, but pull in every running process.* --mode pull"):
+        await membership(store, worker("p1", "prefill"), mode="push").join()
+
+    assert await store.registry.agree({"mode": "pull"}) == {"mode": "pull"}
+    assert [record.worker_id for record in await store.registry.workers()] == ["g1"]
