@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -19,9 +20,18 @@ from connector.transport import TransportError
 
 MAX_DESCRIPTORS: Final = 512
 """A call with some 3,000 fails at once while part of it goes on."""
+_NO_BATCH: Final = (0, 2**64 - 1)
+"""Nothing was submitted: the peer is unknown or takes nothing."""
 
 _PROBE_TIMEOUT_S: Final = 1.0
 """Own probe: Mooncake's waits a minute for a process that is stopped."""
+
+_SHORTEST_NAP_S: Final = 20e-6
+_LONGEST_NAP_S: Final = 500e-6
+_NAPS_PER_WAIT: Final = 10
+"""A nap is this part of the time waited so far: the end is noticed at most so much late."""
+_BYTES_PER_S: Final = 1e9
+"""A call may take a second longer for each of so many bytes, as with Mooncake's own limit."""
 
 _DEBIAN_PACKAGES: Final = {
     "libibverbs": "libibverbs1",
@@ -35,11 +45,16 @@ log = structlog.get_logger(__name__)
 
 
 class MooncakeTransport:
-    """Owned by one thread; every call blocks and spins one core while bytes move."""
+    """Owned by one thread; every call blocks, asleep: Mooncake's own blocking calls spin on a core until the end.
+
+    128 KiB over loopback take 0.16 ms either way, but 0.1 instead of 0.45 ms of CPU; 64 MiB on two cores, where
+    the spinning thread fights with those that move the bytes, take 16 instead of 27 ms.
+    """
 
     def __init__(self, *, timeout_s: int = 5) -> None:
         """Reads and sets MC_* variables, which Mooncake takes from the environment only. Raises TransportError."""
         _prepare_environment(timeout_s)
+        self._timeout_s = max(timeout_s, 5)
         self._engine_class = _import_engine()
         self._engine: Any = None
         self._host = ""
@@ -66,10 +81,10 @@ class MooncakeTransport:
         self._memory.append((address, num_bytes))
 
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        self._transfer("batch_transfer_sync_read", peer, local, remote, lengths)
+        self._transfer("batch_transfer_async_read", peer, local, remote, lengths)
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        self._transfer("batch_transfer_sync_write", peer, local, remote, lengths)
+        self._transfer("batch_transfer_async_write", peer, local, remote, lengths)
 
     def fence(self) -> None:
         self._destroy()
@@ -118,11 +133,19 @@ class MooncakeTransport:
             raise TransportError(f"{len(lengths)} descriptors in one call, at most {MAX_DESCRIPTORS} are safe")
         if self._engine is None:
             raise TransportError("the transport is not open")
-        status = getattr(self._engine, method)(peer, list(local), list(remote), list(lengths))
-        if status != 0:
-            raise TransportError(
-                f"{method} with {peer}: status {status}, {len(lengths)} descriptors, {sum(lengths)} bytes"
-            )
+        began = time.monotonic()
+        deadline = began + self._timeout_s + sum(lengths) / _BYTES_PER_S
+        submit, status_of = getattr(self._engine, method), self._engine.transfer_check_status
+        # One batch each: only of a batch of one can be asked how it stands without waiting for it.
+        batches = [submit(peer, [here], [there], [n]) for here, there, n in zip(local, remote, lengths, strict=True)]
+        for batch in batches:
+            status = -1 if batch in _NO_BATCH else status_of(batch)
+            while status == 0 and (now := time.monotonic()) < deadline:
+                time.sleep(min(max((now - began) / _NAPS_PER_WAIT, _SHORTEST_NAP_S), _LONGEST_NAP_S))
+                status = status_of(batch)
+            if status != 1:
+                what = f"no end after {self._timeout_s} s" if status == 0 else f"status {status}"
+                raise TransportError(f"{method} with {peer}: {what}, {len(lengths)} descriptors, {sum(lengths)} bytes")
 
 
 def _prepare_environment(timeout_s: int) -> None:
