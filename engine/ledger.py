@@ -49,6 +49,10 @@ class KvLedger:
     def free_tokens(self) -> int:
         return self.free_blocks * self._block_size
 
+    def tokens_for(self, num_requests: int) -> int:
+        """So many tokens fit however they are spread over so many requests; each may leave its last block unfilled."""
+        return max(0, self.free_blocks * self._block_size - (num_requests - 1) * (self._block_size - 1))
+
     @property
     def total_tokens(self) -> int:
         return self._total_blocks * self._block_size

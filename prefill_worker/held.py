@@ -24,6 +24,8 @@ class HeldJob:
     taken_at: float
     """Monotonic seconds."""
     phase: Phase = Phase.COMPUTING
+    needs_drop: bool = True
+    """The engine still has it for us: whoever ends the job aborts or releases it."""
     task: asyncio.Task[None] | None = None
     prefilled: asyncio.Future[EngineOutput] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 

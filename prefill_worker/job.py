@@ -41,20 +41,19 @@ class JobRunner:
     async def run(self, held: HeldJob) -> None:
         """Returns when the job is no longer this worker's. Cancelled: the lease was lost; frees the KV only."""
         structlog.contextvars.bind_contextvars(request_id=held.lease.job.request_id, pair=str(held.lease.pair))
-        needs_release = True
         try:
             started_at = self._clock()
             output = await self._prefill(held)
-            if output.error is not None:
-                needs_release = False
+            if output.error is None:
+                await self._hand_over(held, output, prefill_s=self._clock() - started_at)
+            else:
+                held.needs_drop = False
                 await self._give_back(held, failure=output.error)
-                return
-            needs_release = not await self._hand_over(held, output, prefill_s=self._clock() - started_at)
         except QueueUnavailable as exc:
             # settle or give back did not reach Redis: the lease runs out and the job is reaped; fences hold
             log.warning("queue_unavailable_for_job", error=str(exc))
         finally:
-            if needs_release:
+            if held.needs_drop:
                 await asyncio.shield(self._drop(held))
 
     async def _prefill(self, held: HeldJob) -> EngineOutput:
@@ -72,8 +71,7 @@ class JobRunner:
         )
         return await held.prefilled
 
-    async def _hand_over(self, held: HeldJob, output: EngineOutput, *, prefill_s: float) -> bool:
-        """True: a decode worker has taken the KV over."""
+    async def _hand_over(self, held: HeldJob, output: EngineOutput, *, prefill_s: float) -> None:
         lease, job = held.lease, held.lease.job
         if output.ticket is None:
             raise RuntimeError(f"engine finished prefill {held.engine_request_id} without a KV ticket")
@@ -98,16 +96,15 @@ class JobRunner:
         result = await self._handover.offer(held, ready)
         match result.outcome:
             case Outcome.ACCEPTED:
+                held.needs_drop = False  # from here on the reader's lease holds the blocks, whatever the settle says
                 await self._queue.settle(lease, state="decoding", decode_worker=result.decode_worker)
                 log.info("handed_over", decode_worker=result.decode_worker, prefill_s=round(prefill_s, 6))
-                return True
             case Outcome.GONE:
                 await self._queue.settle(lease, state="gone")
                 log.info("request_gone", reason=result.reason)
             case Outcome.NO_ROOM:
                 log.info("given_back", reason="no decode worker had room")
                 await self._give_back(held, failure=None)
-        return False
 
     async def _give_back(self, held: HeldJob, *, failure: str | None) -> None:
         if failure is not None:

@@ -17,6 +17,7 @@ from prefill_worker.settings import PrefillWorkerSettings
 log = structlog.get_logger(__name__)
 
 _ANY_SIZE: Final = 2**31 - 1
+_MAX_JOBS: Final = 16
 _WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.5
 
@@ -26,7 +27,7 @@ def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSe
 
     An empty worker takes one job of any size, so that a prompt larger than its pool is refused aloud instead of
     standing at the queue's head for ever. An idle engine takes one job up to the pool's room; a busy one fills up
-    to `take_tokens`.
+    to `take_tokens`, by so many jobs that a partly filled last block of each still fits.
     """
     if held_jobs.num_parked >= settings.park_limit:
         return (0, 0)
@@ -35,8 +36,9 @@ def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSe
     computing = held_jobs.computing_tokens
     if computing == 0:
         return (ledger.free_tokens, 1) if ledger.free_tokens else (0, 0)
-    tokens = min(ledger.free_tokens, settings.take_tokens - computing)
-    return (tokens, 16) if tokens > 0 else (0, 0)
+    num_jobs = max(1, min(_MAX_JOBS, ledger.free_blocks // 2))
+    tokens = min(ledger.tokens_for(num_jobs), settings.take_tokens - computing)
+    return (tokens, num_jobs) if tokens > 0 else (0, 0)
 
 
 class Taker:

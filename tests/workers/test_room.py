@@ -87,3 +87,15 @@ def test_the_ledger_never_promises_more_than_the_pool(events: list[tuple[int, in
         assert ledger.free_blocks == 10 - sum(model.values())
         assert ledger.free_blocks >= 0
         assert ledger.is_empty == (not model)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 200), min_size=1, max_size=12))
+def test_tokens_within_tokens_for_fit_however_they_are_spread(free_blocks: int, sizes: list[int]) -> None:
+    ledger = KvLedger(total_blocks=free_blocks, block_size=16)
+    if sum(sizes) > ledger.tokens_for(len(sizes)):
+        return
+
+    for number, size in enumerate(sizes):
+        ledger.promise(str(number), size)
+
+    assert ledger.free_blocks >= 0

@@ -1,0 +1,185 @@
+"""One job from lease to settlement: what happens to the KV whatever the other sides say."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.base import JobLease, WorkerRecord
+from broker.delivery import QueueSettings
+from broker.errors import QueueUnavailable
+from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
+from broker.membership import RegistryView
+from broker.memory import MemoryQueue
+from broker.messages import Accepted, Busy, Gone, KvReady, Notice
+from engine.base import EngineInfo, EngineOutput, EngineRequest, StepOutputs
+from pdq.wire.types import KvTicket, Pair, pack_ids
+from prefill_worker.handover import Handover
+from prefill_worker.held import HeldJob
+from prefill_worker.job import JobRunner
+from prefill_worker.settings import PrefillWorkerSettings
+from tests.broker.stores import job
+
+
+class TwinEngine:
+    """Prefills at once; remembers who was released and aborted."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+        self.aborted: list[str] = []
+
+    async def start(self) -> EngineInfo:
+        raise AssertionError("not started in these tests")
+
+    async def submit(self, request: EngineRequest) -> None:
+        pass
+
+    async def outputs(self) -> AsyncIterator[StepOutputs]:
+        return
+        yield
+
+    async def abort(self, engine_request_id: str) -> None:
+        self.aborted.append(engine_request_id)
+
+    async def release(self, engine_request_id: str) -> None:
+        self.released.append(engine_request_id)
+
+    async def stop(self) -> None:
+        pass
+
+
+class UnsettledQueue(MemoryQueue):
+    """The store is gone when the job is to be settled."""
+
+    async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
+        raise QueueUnavailable("down")
+
+
+class World:
+    """A queue with one taken job, an engine, and a decode worker whose answer the test chooses."""
+
+    def __init__(self, queue: MemoryQueue, answer: type[Accepted] | type[Busy] | type[Gone]) -> None:
+        self.queue = queue
+        self.engine = TwinEngine()
+        self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
+        self._answer = answer
+
+    async def run(self, *, error: str | None = None) -> HeldJob:
+        """The job to its end."""
+        notices = NoticeSettings()
+        inbox = NoticeInbox(notices, worker_id="decode-1")
+        await inbox.start(self._on_notice)
+        peers = NoticePeers(notices, worker_id="prefill-1")
+        clock = asyncio.get_running_loop().time
+        view = RegistryView()
+        view.workers = (decode_record(inbox.endpoint),)
+        try:
+            handover = Handover(
+                peers=peers, view=view, fingerprint="", settings=self.settings, clock=clock, rng=random.Random(1)
+            )
+            runner = JobRunner(
+                worker_id="prefill-1",
+                endpoint="tcp://127.0.0.1:1",
+                queue=self.queue,
+                engine=self.engine,
+                peers=peers,
+                handover=handover,
+                clock=clock,
+            )
+            await self.queue.enqueue(job("r1", tokens=3))
+            (lease,) = (await self.queue.take("prefill-1", max_tokens=100, max_jobs=1)).leases
+            held = HeldJob(lease=lease, taken_at=clock())
+            held.prefilled.set_result(output(held, error))
+            async with asyncio.timeout(10):
+                await runner.run(held)
+            return held
+        finally:
+            await peers.close()
+            await inbox.close()
+
+    def _on_notice(self, notice: Notice, reply: NoticeReply) -> None:
+        if isinstance(notice, KvReady):
+            more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(self._answer, {})
+            reply(self._answer(request_id=notice.request_id, pair=notice.pair, **more))
+
+
+def decode_record(endpoint: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id="decode-1",
+        role="decode",
+        state="ready",
+        endpoint=endpoint,
+        model="sim",
+        fingerprint="",
+        total_blocks=100,
+        free_blocks=100,
+        block_size=16,
+    )
+
+
+def output(held: HeldJob, error: str | None) -> EngineOutput:
+    if error is not None:
+        return EngineOutput(engine_request_id=held.engine_request_id, error=error)
+    ticket = KvTicket(
+        transfer_id="r1",
+        pair=Pair(gen=1, attempt=1),
+        engine_id="e",
+        epoch="x",
+        host="127.0.0.1",
+        port=1,
+        tp_size=1,
+        block_size=16,
+        num_tokens=3,
+        block_ids=pack_ids([0]),
+    )
+    return EngineOutput(engine_request_id=held.engine_request_id, finish="prefilled", ticket=ticket)
+
+
+async def test_accepted_settles_the_job_and_leaves_the_kv_to_its_reader() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted)
+
+    await world.run()
+
+    assert (await world.queue.depth()).running == 0
+    assert world.engine.released == world.engine.aborted == []
+
+
+async def test_a_queue_that_is_down_at_the_settle_does_not_take_the_kv_from_its_reader() -> None:
+    world = World(UnsettledQueue(QueueSettings()), Accepted)
+
+    await world.run()
+
+    assert world.engine.released == world.engine.aborted == []
+
+
+async def test_gone_settles_the_job_and_releases_the_kv() -> None:
+    world = World(MemoryQueue(QueueSettings()), Gone)
+
+    held = await world.run()
+
+    assert (await world.queue.depth()).running == 0
+    assert world.engine.released == [held.engine_request_id]
+
+
+async def test_with_every_decode_worker_busy_the_job_goes_back_without_a_failure_and_its_kv_is_released() -> None:
+    world = World(MemoryQueue(QueueSettings()), Busy)
+
+    held = await world.run()
+
+    (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
+    assert (again.failures, again.pair.attempt) == (0, 2)
+    assert world.engine.released == [held.engine_request_id]
+
+
+@pytest.mark.parametrize("error", ["engine_error: out of memory", "kv_transfer_failed: gone"])
+async def test_an_engine_failure_gives_the_job_back_as_a_failure(error: str) -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted)
+
+    await world.run(error=error)
+
+    (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
+    assert again.failures == 1
+    assert world.engine.released == world.engine.aborted == []
