@@ -13,7 +13,8 @@ from broker.links import NoticePeers
 from broker.messages import Failed, KvReady, PromptLogprobs
 from engine.base import Engine, EngineOutput, EngineRequest, PrefillOnly
 from prefill_worker.handover import Handover, Outcome
-from prefill_worker.held import HeldJob
+from prefill_worker.held import HeldJob, JobOutcome
+from prefill_worker.metrics import PrefillMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +29,7 @@ class JobRunner:
         engine: Engine,
         peers: NoticePeers,
         handover: Handover,
+        metrics: PrefillMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
@@ -36,6 +38,7 @@ class JobRunner:
         self._engine = engine
         self._peers = peers
         self._handover = handover
+        self._metrics = metrics
         self._clock = clock
 
     async def run(self, held: HeldJob) -> None:
@@ -45,9 +48,12 @@ class JobRunner:
             started_at = self._clock()
             output = await self._prefill(held)
             if output.error is None:
-                await self._hand_over(held, output, prefill_s=self._clock() - started_at)
+                prefill_s = self._clock() - started_at
+                self._metrics.on_prefilled(held, prefill_s=prefill_s, cached_tokens=output.cached_tokens)
+                await self._hand_over(held, output, prefill_s=prefill_s)
             else:
                 held.needs_drop = False
+                held.outcome = JobOutcome.FAILED
                 await self._give_back(held, failure=output.error)
         except QueueUnavailable as exc:
             # settle or give back did not reach Redis: the lease runs out and the job is reaped; fences hold
@@ -96,13 +102,16 @@ class JobRunner:
         result = await self._handover.offer(held, ready)
         match result.outcome:
             case Outcome.ACCEPTED:
+                held.outcome = JobOutcome.HANDED_OVER
                 held.needs_drop = False  # from here on the reader's lease holds the blocks, whatever the settle says
                 await self._queue.settle(lease, state="decoding", decode_worker=result.decode_worker)
                 log.info("handed_over", decode_worker=result.decode_worker, prefill_s=round(prefill_s, 6))
             case Outcome.GONE:
+                held.outcome = JobOutcome.GONE
                 await self._queue.settle(lease, state="gone")
                 log.info("request_gone", reason=result.reason)
             case Outcome.NO_ROOM:
+                held.outcome = JobOutcome.NO_ROOM
                 log.info("given_back", reason="no decode worker had room")
                 await self._give_back(held, failure=None)
 

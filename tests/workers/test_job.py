@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from broker.base import JobLease, WorkerRecord
 from broker.delivery import QueueSettings
@@ -18,8 +19,9 @@ from broker.messages import Accepted, Busy, Gone, KvReady, Notice
 from engine.base import EngineInfo, EngineOutput, EngineRequest, StepOutputs
 from pdq.wire.types import KvTicket, Pair, pack_ids
 from prefill_worker.handover import Handover
-from prefill_worker.held import HeldJob
+from prefill_worker.held import HeldJob, JobOutcome
 from prefill_worker.job import JobRunner
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from tests.broker.stores import job
 
@@ -61,8 +63,13 @@ class UnsettledQueue(MemoryQueue):
 class World:
     """A queue with one taken job, an engine, and a decode worker whose answer the test chooses."""
 
-    def __init__(self, queue: MemoryQueue, answer: type[Accepted] | type[Busy] | type[Gone]) -> None:
+    def __init__(
+        self, queue: MemoryQueue, answer: type[Accepted] | type[Busy] | type[Gone], *, fingerprint: str = ""
+    ) -> None:
+        """`fingerprint`: the prefill worker's; the decode worker's is empty."""
         self.queue = queue
+        self.num_offers = 0
+        self._fingerprint = fingerprint
         self.engine = TwinEngine()
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
@@ -78,7 +85,12 @@ class World:
         view.workers = (decode_record(inbox.endpoint),)
         try:
             handover = Handover(
-                peers=peers, view=view, fingerprint="", settings=self.settings, clock=clock, rng=random.Random(1)
+                peers=peers,
+                view=view,
+                fingerprint=self._fingerprint,
+                settings=self.settings,
+                clock=clock,
+                rng=random.Random(1),
             )
             runner = JobRunner(
                 worker_id="prefill-1",
@@ -87,6 +99,7 @@ class World:
                 engine=self.engine,
                 peers=peers,
                 handover=handover,
+                metrics=PrefillMetrics(CollectorRegistry()),
                 clock=clock,
             )
             await self.queue.enqueue(job("r1", tokens=3))
@@ -102,6 +115,7 @@ class World:
 
     def _on_notice(self, notice: Notice, reply: NoticeReply) -> None:
         if isinstance(notice, KvReady):
+            self.num_offers += 1
             more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(self._answer, {})
             reply(self._answer(request_id=notice.request_id, pair=notice.pair, **more))
 
@@ -183,3 +197,31 @@ async def test_an_engine_failure_gives_the_job_back_as_a_failure(error: str) -> 
     (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
     assert again.failures == 1
     assert world.engine.released == world.engine.aborted == []
+
+
+async def test_a_decode_worker_that_does_not_fit_is_never_asked() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted, fingerprint="dtype=bfloat16")
+
+    held = await world.run()
+
+    assert world.num_offers == 0
+    assert held.outcome is JobOutcome.NO_ROOM
+    assert (await world.queue.depth()).queued == 1
+    assert world.engine.released == [held.engine_request_id]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "outcome"),
+    [
+        (Accepted, None, JobOutcome.HANDED_OVER),
+        (Gone, None, JobOutcome.GONE),
+        (Busy, None, JobOutcome.NO_ROOM),
+        (Accepted, "engine_error: out of memory", JobOutcome.FAILED),
+    ],
+)
+async def test_a_job_says_how_it_left_the_worker(
+    answer: type[Accepted] | type[Busy] | type[Gone], error: str | None, outcome: JobOutcome
+) -> None:
+    held = await World(MemoryQueue(QueueSettings()), answer).run(error=error)
+
+    assert held.outcome is outcome
