@@ -69,6 +69,11 @@ class Producer:
         """Pins that hold blocks."""
         return len(self._pins)
 
+    @property
+    def has_parked(self) -> bool:
+        """A claim waits for the end of its prefill. Any thread."""
+        return bool(self._parked)
+
     def apply(self, meta: StepMeta, now: float) -> None:
         """P's part of a step. A mistake in one entry is logged and harms no other."""
         for entry in meta.expected:

@@ -33,6 +33,12 @@ class ConnectorSettings:
     kv_transport_timeout_s: int = field(
         default=5, metadata={"help": "the transport gives a stalled call up after this time (at least 5)"}
     )
+    kv_release_delay_s: float = field(
+        default=0.02,
+        metadata={
+            "help": "P learns this late, and of several at once, that blocks were read; at once when it is short"
+        },
+    )
     kv_quarantine_s: float = field(
         default=60.0,
         metadata={"help": "blocks of a failed read wait at most this long for a fence; then the worker must restart"},

@@ -249,9 +249,10 @@ class Transfers(RuleBasedStateMachine):
         self._settle()
 
     def _contact(self, d: Consumer, key: TransferKey, *, claims: bool) -> None:
-        prefill = self.prefills[key.transfer_id]
-        if claims or d.name in prefill.contact:
-            prefill.contact[d.name] = self.now
+        contact = self.prefills[key.transfer_id].contact
+        has_claim = d.name in contact and self.now - contact[d.name] < SETTINGS.kv_lease_s
+        if claims or has_claim:
+            contact[d.name] = self.now
 
     def _settle(self) -> None:
         self.producer.tick(self.now)
