@@ -13,7 +13,7 @@ from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import DecodeRequest, Verdict
 from decode_worker.room import RoomWaiters
 from decode_worker.settings import DecodeWorkerSettings
-from engine.base import Engine, EngineRequest, LoadKv
+from engine.base import Engine, EngineError, EngineRequest, LoadKv
 from engine.ledger import KvLedger
 from pdq.wire.types import num_ids
 
@@ -94,22 +94,28 @@ class Admission:
     async def _admit(self, request: DecodeRequest) -> None:
         """Asks the gateway while the engine reads the KV already: one round trip less before the first token."""
         ready = request.ready
-        await self._engine.submit(
-            EngineRequest(
-                engine_request_id=request.engine_request_id,
-                request_id=ready.request_id,
-                pair=ready.pair,
-                prompt_ids=ready.prompt_ids,
-                generated_ids=ready.generated_ids,
-                sampling=ready.sampling,
-                kv=LoadKv(ticket=ready.ticket),
-            )
+        engine_request = EngineRequest(
+            engine_request_id=request.engine_request_id,
+            request_id=ready.request_id,
+            pair=ready.pair,
+            prompt_ids=ready.prompt_ids,
+            generated_ids=ready.generated_ids,
+            sampling=ready.sampling,
+            kv=LoadKv(ticket=ready.ticket),
         )
+        try:
+            await self._engine.submit(engine_request)
+        except EngineError:  # it has just died and this worker ends: P has the KV still and asks another one
+            self._requests.abort(request, reason=None)
+            self._answer(request, Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=0))
+            return
         try:
             answer: Notice | None = await self._peers.request(ready.gateway, self._question(ready))
         except PeerUnavailable:
             answer = None
-        message = self._decide(request, answer)
+        self._answer(request, self._decide(request, answer))
+
+    def _answer(self, request: DecodeRequest, message: Notice) -> None:
         reply = self._replies.pop(request, None)
         if reply is not None:
             reply(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 
 import structlog
@@ -12,7 +13,7 @@ from broker.links import NoticePeers
 from broker.messages import Failed
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.requests import DecodeRequest, RequestTable
-from engine.base import Engine
+from engine.base import Engine, EngineError
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +55,7 @@ class OpenRequests:
         """With a reason, a repeated KvReady of this pair is answered Gone; without, it may start anew."""
         self._metrics.on_end("not_admitted" if reason is None else "cancelled")
         self.table.close(request, self._clock(), gone=reason)
-        self.spawn(self._engine.abort(request.engine_request_id))
+        self.spawn(self._abort_in_engine(request.engine_request_id))
 
     async def fail_all(self, detail: str) -> None:
         """This worker ends: every open request is continued elsewhere."""
@@ -86,6 +87,10 @@ class OpenRequests:
             await self._peers.request(ready.gateway, failed)
         except PeerUnavailable:
             log.warning("gateway_silent", request_id=ready.request_id, gateway=ready.gateway)
+
+    async def _abort_in_engine(self, engine_request_id: str) -> None:
+        with contextlib.suppress(EngineError):  # its KV went with the engine
+            await self._engine.abort(engine_request_id)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

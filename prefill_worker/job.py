@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -11,7 +12,7 @@ from broker.base import DeadJob, PrefillQueue
 from broker.errors import PeerUnavailable, QueueUnavailable
 from broker.links import NoticePeers
 from broker.messages import Failed, KvReady, PromptLogprobs
-from engine.base import Engine, EngineOutput, EngineRequest, PrefillOnly
+from engine.base import Engine, EngineError, EngineOutput, EngineRequest, PrefillOnly
 from prefill_worker.handover import Handover, Outcome
 from prefill_worker.held import HeldJob, JobOutcome
 from prefill_worker.metrics import PrefillMetrics
@@ -64,17 +65,19 @@ class JobRunner:
 
     async def _prefill(self, held: HeldJob) -> EngineOutput:
         job = held.lease.job
-        await self._engine.submit(
-            EngineRequest(
-                engine_request_id=held.engine_request_id,
-                request_id=job.request_id,
-                pair=held.lease.pair,
-                prompt_ids=job.prompt_ids,
-                generated_ids=job.generated_ids,
-                sampling=job.sampling,
-                kv=PrefillOnly(),
-            )
+        request = EngineRequest(
+            engine_request_id=held.engine_request_id,
+            request_id=job.request_id,
+            pair=held.lease.pair,
+            prompt_ids=job.prompt_ids,
+            generated_ids=job.generated_ids,
+            sampling=job.sampling,
+            kv=PrefillOnly(),
         )
+        try:
+            await self._engine.submit(request)
+        except EngineError as exc:  # it has just died: the worker ends, this job must not wait for its lease to run out
+            return EngineOutput(engine_request_id=held.engine_request_id, error=f"engine_error: {exc}")
         return await held.prefilled
 
     async def _hand_over(self, held: HeldJob, output: EngineOutput, *, prefill_s: float) -> None:
@@ -152,7 +155,8 @@ class JobRunner:
 
     async def _drop(self, held: HeldJob) -> None:
         """Whatever state the engine has it in: nobody will come for this prefill."""
-        if held.prefilled.done() and not held.prefilled.cancelled():
-            await self._engine.release(held.engine_request_id)
-        else:
-            await self._engine.abort(held.engine_request_id)
+        with contextlib.suppress(EngineError):  # its KV went with the engine
+            if held.prefilled.done() and not held.prefilled.cancelled():
+                await self._engine.release(held.engine_request_id)
+            else:
+                await self._engine.abort(held.engine_request_id)

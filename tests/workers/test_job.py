@@ -16,7 +16,7 @@ from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
 from broker.messages import Accepted, Busy, Gone, KvReady, Notice
-from engine.base import EngineInfo, EngineOutput, EngineRequest, StepOutputs
+from engine.base import EngineError, EngineInfo, EngineOutput, EngineRequest, StepOutputs
 from pdq.wire.types import KvTicket, Pair, pack_ids
 from prefill_worker.handover import Handover
 from prefill_worker.held import HeldJob, JobOutcome
@@ -53,6 +53,24 @@ class TwinEngine:
         pass
 
 
+class DeadEngine(TwinEngine):
+    """Its process has ended, and the worker doesn't know yet."""
+
+    def __init__(self, *, dies_after_submit: bool = False) -> None:
+        super().__init__()
+        self._dies_after_submit = dies_after_submit
+
+    async def submit(self, request: EngineRequest) -> None:
+        if not self._dies_after_submit:
+            raise EngineError("the engine is not running")
+
+    async def abort(self, engine_request_id: str) -> None:
+        raise EngineError("the engine is not running")
+
+    async def release(self, engine_request_id: str) -> None:
+        raise EngineError("the engine is not running")
+
+
 class UnsettledQueue(MemoryQueue):
     """The store is gone when the job is to be settled."""
 
@@ -70,7 +88,7 @@ class World:
         self.queue = queue
         self.num_offers = 0
         self._fingerprint = fingerprint
-        self.engine = TwinEngine()
+        self.engine: TwinEngine = TwinEngine()
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
 
@@ -197,6 +215,26 @@ async def test_an_engine_failure_gives_the_job_back_as_a_failure(error: str) -> 
     (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
     assert again.failures == 1
     assert world.engine.released == world.engine.aborted == []
+
+
+async def test_an_engine_that_has_just_died_gives_the_job_back_at_once() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted)
+    world.engine = DeadEngine()
+
+    held = await world.run()
+
+    assert held.outcome is JobOutcome.FAILED
+    (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
+    assert again.failures == 1
+
+
+async def test_an_engine_that_dies_while_no_decode_worker_has_room_is_no_crash_of_the_job() -> None:
+    world = World(MemoryQueue(QueueSettings()), Busy)
+    world.engine = DeadEngine(dies_after_submit=True)
+
+    held = await world.run()
+
+    assert held.outcome is JobOutcome.NO_ROOM
 
 
 async def test_a_decode_worker_that_does_not_fit_is_never_asked() -> None:
