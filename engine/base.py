@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdq.wire.types import KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+from pdq.wire.types import KvSource, KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
 
 
 class EngineError(Exception):
@@ -20,6 +20,22 @@ class EngineError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillOnly:
     """Compute the prompt's KV, discard the sampled token, hold the blocks until the reader is done or `release`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushKv:
+    """As PrefillOnly, but write each computed layer into D's blocks as soon as D has said where they are.
+
+    `prefilled` comes when the compute has ended, without a ticket; `released` after everything was written and
+    acknowledged (or given up). D may say where its blocks are before or after the compute: late is no error.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveKv:
+    """The prompt's KV is being computed at P, which will write it into this request's blocks."""
+
+    source: KvSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +56,7 @@ class EngineRequest:
     generated_ids: bytes
     """Already generated ids, counted by penalties and by min/max_tokens as generated; the KV covers both."""
     sampling: SamplingParams
-    kv: PrefillOnly | LoadKv | None
+    kv: PrefillOnly | LoadKv | PushKv | ReceiveKv | None
     """None: prefill and decode here (local mode, tests)."""
 
 
@@ -97,6 +113,8 @@ class EngineInfo:
     block_size: int
     total_blocks: int
     max_model_len: int
+    kv_source: KvSource
+    """Where this engine's side channel listens; named in Reserve."""
     fingerprint: str
     """Readable `key=value` pairs of all that must be equal on P and D."""
     resume_exact: bool

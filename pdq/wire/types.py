@@ -107,6 +107,21 @@ class KvTicket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvSource:
+    """The prefill engine that will push KV: known before it computes anything, so that D can tell it where to write.
+
+    Rank r listens on side-channel port `port + r`.
+    """
+
+    engine_id: str
+    epoch: str
+    host: str
+    port: int
+    tp_size: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStats:
     """What moving one request's KV cost, as seen by the side that moved it."""
 
