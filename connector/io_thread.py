@@ -9,19 +9,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from connector.exclusive_transport import ExclusiveTransport
 from connector.layout import KvRegion
 from connector.legs import Report, Send, StartRead, StopRead
 from connector.links import SideLinks
 from connector.loads import Loads
 from connector.producer import Producer
+from connector.push_exchange import LayerSaved, PushExchange, StepSaved
 from connector.reader import Reader, ReadEvent
 from connector.results import Results
 from connector.settings import ConnectorSettings
-from connector.side_channel import Hello, Request, SideMessage
+from connector.side_channel import Hello, PullRequest, PushRequest, Request, SideMessage
 from connector.step import StepMeta
 from connector.transfers import IllegalTransition, Outcome
 from connector.transport import Transport
@@ -31,6 +34,14 @@ log = structlog.get_logger(__name__)
 
 _MAX_WAIT_S: Final = 0.5
 """How late the end of a lease may be noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiet:
+    """Sets the event once no call reads blocks of these requests."""
+
+    engine_request_ids: tuple[str, ...]
+    event: threading.Event
 
 
 class IoThread:
@@ -55,12 +66,21 @@ class IoThread:
         self._hub = Hub()
         self._hub.add(inbox)
         self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
-        self._commands: deque[StepMeta] = deque()
+        self._commands: deque[StepMeta | LayerSaved | StepSaved | Quiet] = deque()
         self._closing = False
         self._tell_sent_at: float | None = None
         """When the engine is to be told of freed pins, if no step of its own finds them before."""
         self.is_hurried = False
         """Any thread. Freed pins are told at once: the engine is short of blocks."""
+        transport = ExclusiveTransport(transport)
+        self._exchange = PushExchange(
+            settings,
+            hello=hello,
+            regions=regions,
+            transport=transport,
+            results=results,
+            on_event=self._hub.wake,
+        )
         self._reader = Reader(transport, settings, name=f"kv-reader-{hello.rank}", on_event=self._hub.wake)
         self._loads = Loads(settings, hello=hello, regions=regions)
         self._producer = Producer(
@@ -85,8 +105,14 @@ class IoThread:
         What only concerns later readers waits for the next message instead of costing a wake-up.
         """
         self._commands.append(meta)
-        if meta.loads or meta.cancelled or meta.released or self._producer.has_parked:
+        is_push = meta.pushed or meta.stopped or meta.receives or meta.lost
+        if is_push or meta.loads or meta.cancelled or meta.released or self._producer.has_parked:
             self._hub.wake()
+
+    def tell(self, news: LayerSaved | StepSaved | Quiet) -> None:
+        """Any thread. In order with what was submitted."""
+        self._commands.append(news)
+        self._hub.wake()
 
     def close(self) -> None:
         """Tells readers, ends both threads and the transport, closes the sockets. Idempotent."""
@@ -108,6 +134,7 @@ class IoThread:
             if not self._closing:
                 self._results.fail("the connector's IO thread has ended")
                 self._on_progress()
+            self._exchange.close()
             self._reader.close()
             self._links.close()
             self._inbox.close()
@@ -116,9 +143,8 @@ class IoThread:
     def _wait_ms(self) -> int:
         if self._commands:
             return 0
-        next_at = self._loads.next_at()
-        if self._tell_sent_at is not None:
-            next_at = self._tell_sent_at if next_at is None else min(next_at, self._tell_sent_at)
+        times = (self._loads.next_at(), self._exchange.next_at(), self._tell_sent_at)
+        next_at = min((at for at in times if at is not None), default=None)
         wait_s = _MAX_WAIT_S if next_at is None else min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S)
         return int(wait_s * 1000 + 0.999)
 
@@ -129,18 +155,22 @@ class IoThread:
         while self._commands:
             self._apply(self._commands.popleft(), now)
         for message, reply in asked:
-            if isinstance(message, Request):
+            if isinstance(message, PullRequest):
                 self._producer.on_message(message, reply, now)
+            elif isinstance(message, PushRequest):
+                self._exchange.on_request(message, reply, now)
         for socket in ready:
             if isinstance(socket, BlockingLink):
                 for answer, _ in socket.receive():
                     if not isinstance(answer, Request):
                         self._loads.on_message(socket.endpoint, answer, now)
+                        self._exchange.on_answer(socket.endpoint, answer, now)
         for event in self._reader.take_events():
             self._on_read_event(event, now)
         self._producer.tick(now)
         self._loads.tick(now)
         self._act(now)
+        self._exchange.tick(self._links, now)
         self._links.close_idle(now)
         for pin in self._producer.take_freed():
             self._results.sent(pin.engine_request_id)
@@ -152,7 +182,14 @@ class IoThread:
         if self._results.has_news():
             self._on_progress()
 
-    def _apply(self, meta: StepMeta, now: float) -> None:
+    def _apply(self, meta: StepMeta | LayerSaved | StepSaved | Quiet, now: float) -> None:
+        if isinstance(meta, LayerSaved | StepSaved):
+            self._exchange.saved(meta, now)
+            return
+        if isinstance(meta, Quiet):
+            self._exchange.when_quiet(meta.engine_request_ids, meta.event)
+            return
+        self._exchange.apply(meta, now)
         self._producer.apply(meta, now)
         for load in meta.loads:
             self._loads.start(load, now)

@@ -154,14 +154,16 @@ def _check_shape(prefill_tp: int, decode_tp: int) -> None:
 def plan_runs(
     local: Sequence[KvRegion], remote: Sequence[KvRegion], local_blocks: Sequence[int], remote_blocks: Sequence[int]
 ) -> Runs:
-    """Runs that bring remote block i into local block i, for each layer: every byte once, as few runs as possible.
+    """Runs that join local block i with remote block i, for each layer: every byte once, as few runs as possible.
 
-    The regions fit (`check_fit`). Raises LayoutError when block ids are out of range, or a local one comes twice.
+    To be read or written. The regions fit (`check_fit`). Raises LayoutError when block ids are out of range, or one
+    comes twice.
     """
     if len(local_blocks) != len(remote_blocks):
         raise LayoutError(f"{len(local_blocks)} blocks here, {len(remote_blocks)} at the peer")
-    if len(set(local_blocks)) != len(local_blocks):
-        raise LayoutError("a destination block comes twice")
+    for where, ids in (("here", local_blocks), ("at the peer", remote_blocks)):
+        if len(set(ids)) != len(ids):
+            raise LayoutError(f"a block comes twice {where}")
     there = {region.layer: region for region in remote}
     spans = _block_spans(local_blocks, remote_blocks)
     pieces: list[tuple[int, int, int]] = []

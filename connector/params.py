@@ -4,6 +4,9 @@ P's request:   do_remote_decode=True,  pdq_transfer_id, pdq_gen, pdq_attempt
 P's answer and
 D's request:   do_remote_prefill=True, pdq_transfer_id, pdq_gen, pdq_attempt, pdq_engine_id, pdq_epoch, pdq_host,
                pdq_port, pdq_tp_size, pdq_block_size, pdq_num_tokens, pdq_block_ids (list of int)
+Push, P:       do_remote_decode=True,  pdq_push=True, pdq_transfer_id, pdq_gen, pdq_attempt
+Push, D:       do_remote_prefill=True, pdq_push=True, the same, and pdq_engine_id, pdq_epoch, pdq_host, pdq_port,
+               pdq_tp_size, pdq_block_size of the P that will write
 All values survive JSON. `do_*` are vLLM's own keys, the others are ours.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdq.wire.types import KvTicket, Pair, pack_ids, unpack_ids
+from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids, unpack_ids
 
 
 class ParamsError(ValueError):
@@ -34,7 +37,24 @@ class PullConsumer:
     ticket: KvTicket
 
 
-KvParams = PullProducer | PullConsumer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushProducer:
+    """Compute the prompt, write its KV into the reader's blocks as soon as it says where they are."""
+
+    transfer_id: str
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConsumer:
+    """`source` will write the prompt's KV into this request's blocks."""
+
+    transfer_id: str
+    pair: Pair
+    source: KvSource
+
+
+KvParams = PullProducer | PullConsumer | PushProducer | PushConsumer
 
 
 def parse(params: Mapping[str, object] | None) -> KvParams | None:
@@ -44,8 +64,14 @@ def parse(params: Mapping[str, object] | None) -> KvParams | None:
     prefill, decode = bool(params.get("do_remote_prefill")), bool(params.get("do_remote_decode"))
     if prefill and decode:
         raise ParamsError("do_remote_prefill and do_remote_decode are both set: give one")
+    is_push = bool(params.get("pdq_push"))
     if decode:
-        return PullProducer(transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params))
+        producer = PushProducer if is_push else PullProducer
+        return producer(transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params))
+    if prefill and is_push:
+        return PushConsumer(
+            transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params), source=_source_from_params(params)
+        )
     if prefill:
         return PullConsumer(ticket=ticket_from_params(params))
     return None
@@ -55,13 +81,27 @@ def params_of(value: KvParams) -> dict[str, object]:
     """Inverse of `parse`."""
     if isinstance(value, PullConsumer):
         return params_from_ticket(value.ticket)
-    return {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
+    is_consumer = isinstance(value, PushConsumer)
+    params: dict[str, object] = {
+        "do_remote_decode": not is_consumer,
+        "do_remote_prefill": is_consumer,
         "pdq_transfer_id": value.transfer_id,
         "pdq_gen": value.pair.gen,
         "pdq_attempt": value.pair.attempt,
     }
+    if not isinstance(value, PullProducer):
+        params["pdq_push"] = True
+    if isinstance(value, PushConsumer):
+        source = value.source
+        params |= {
+            "pdq_engine_id": source.engine_id,
+            "pdq_epoch": source.epoch,
+            "pdq_host": source.host,
+            "pdq_port": source.port,
+            "pdq_tp_size": source.tp_size,
+            "pdq_block_size": source.block_size,
+        }
+    return params
 
 
 def params_from_ticket(ticket: KvTicket) -> dict[str, object]:
@@ -107,6 +147,17 @@ def ticket_from_params(params: Mapping[str, object]) -> KvTicket:
             f" in blocks of {ticket.block_size} are {needed}"
         )
     return ticket
+
+
+def _source_from_params(params: Mapping[str, object]) -> KvSource:
+    return KvSource(
+        engine_id=_text(params, "pdq_engine_id"),
+        epoch=_text(params, "pdq_epoch"),
+        host=_text(params, "pdq_host"),
+        port=_number(params, "pdq_port", 1),
+        tp_size=_number(params, "pdq_tp_size", 1),
+        block_size=_number(params, "pdq_block_size", 1),
+    )
 
 
 def _pair(params: Mapping[str, object]) -> Pair:

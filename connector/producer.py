@@ -19,10 +19,10 @@ from connector.side_channel import (
     Gone,
     Hello,
     Meta,
+    PullRequest,
     Reject,
     Renew,
     Renewed,
-    Request,
     TransferMessage,
     Verified,
     Verify,
@@ -89,7 +89,7 @@ class Producer:
         for request_id in meta.released:
             self._pins.release(request_id, now)
 
-    def on_message(self, message: Request, reply: ReplyTo, now: float) -> None:
+    def on_message(self, message: PullRequest, reply: ReplyTo, now: float) -> None:
         """Answers at once, but for a claim whose prefill is about to end."""
         if isinstance(message, Hello):
             reply(self._greet(message))
@@ -186,7 +186,7 @@ class Producer:
         for claim, reply in self._parked.pop(key, {}).values():
             self._claim(claim, reply, now)
 
-    def _other_epoch(self, message: Request) -> Answer:
+    def _other_epoch(self, message: PullRequest) -> Answer:
         assert isinstance(message, TransferMessage)
         if isinstance(message, Done):
             return _same(DoneAck, message)

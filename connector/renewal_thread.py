@@ -1,4 +1,4 @@
-"""The thread that owns the scheduler half's links: it sends renewals and last words while the engine loop works."""
+"""The thread that owns the scheduler half's links: renewals, offers and last words, while the engine loop works."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Final
 import structlog
 
 from connector.links import SideLinks
+from connector.offers import Offers
 from connector.renewals import Renewals
 from connector.settings import ConnectorSettings
-from connector.side_channel import Request
-from connector.transfers import Outcome
+from connector.side_channel import RecvReady, Request
+from connector.transfers import Outcome, TransferKey
 from pdq.wire.blocking import BlockingLink, Hub
-from pdq.wire.types import KvTicket
+from pdq.wire.types import KvSource, KvTicket
 
 log = structlog.get_logger(__name__)
 
@@ -31,13 +32,15 @@ class RenewalThread:
     def __init__(
         self, settings: ConnectorSettings, *, consumer: str, tp_size: int, on_progress: Callable[[], None] | None
     ) -> None:
-        """`on_progress` is called from this thread when `take_gone` has something."""
+        """`on_progress` is called from this thread when `take_gone` or `take_lost` has something."""
         self._renewals = Renewals(settings, consumer=consumer, tp_size=tp_size)
+        self._offers = Offers(settings, consumer=consumer)
         self._consumer = consumer
         self._on_progress = on_progress
         self._hub = Hub()
         self._commands: deque[Callable[[float], None]] = deque()
         self._gone: deque[tuple[str, str]] = deque()
+        self._lost: deque[tuple[str, str]] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-renewals", daemon=True)
 
@@ -51,13 +54,24 @@ class RenewalThread:
         self._command(lambda now: self._renewals.say_done(ticket, outcome, reason, now))
         self._hub.wake()
 
+    def offer(self, engine_request_id: str, source: KvSource, ready: RecvReady, *, is_once: bool) -> None:
+        self._command(lambda now: self._offers.start(engine_request_id, source, ready, now, is_once=is_once))
+        self._hub.wake()
+
+    def withdraw(self, engine_request_id: str) -> None:
+        self._command(lambda _now: self._offers.stop(engine_request_id))
+
+    def say_cancel(self, source: KvSource, key: TransferKey, reason: str) -> None:
+        self._command(lambda now: self._offers.say_cancel(source, key, reason, now))
+        self._hub.wake()
+
     def take_gone(self) -> dict[str, str]:
-        gone = {}
-        with contextlib.suppress(IndexError):
-            while True:
-                engine_request_id, reason = self._gone.popleft()
-                gone[engine_request_id] = reason
-        return gone
+        """Pull: what P no longer has."""
+        return _drain(self._gone)
+
+    def take_lost(self) -> dict[str, str]:
+        """Push: what P will not write (all of)."""
+        return _drain(self._lost)
 
     def close(self) -> None:
         """Sends what was said before, without waiting for answers. Idempotent."""
@@ -86,9 +100,10 @@ class RenewalThread:
             links.close()
 
     def _wait_ms(self) -> int:
-        next_at = self._renewals.next_at()
-        if next_at is None:
+        times = [at for at in (self._renewals.next_at(), self._offers.next_at()) if at is not None]
+        if not times:
             return int(_MAX_WAIT_S * 1000)
+        next_at = min(times)
         return int(min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S) * 1000 + 0.999)
 
     def _turn(self, links: SideLinks, ready: Sequence[object]) -> None:
@@ -98,12 +113,24 @@ class RenewalThread:
                 for answer, _ in socket.receive():
                     if not isinstance(answer, Request):
                         self._renewals.on_message(socket.endpoint, answer, now)
+                        self._offers.on_message(socket.endpoint, answer, now)
         while self._commands:
             self._commands.popleft()(now)
-        for endpoint, message in self._renewals.tick(now):
+        for endpoint, message in (*self._renewals.tick(now), *self._offers.tick(now)):
             links.send(endpoint, message, now)
         links.close_idle(now)
         gone = self._renewals.take_gone()
         self._gone.extend(gone.items())
-        if gone and self._on_progress is not None:
+        lost = self._offers.take_gone()
+        self._lost.extend(lost.items())
+        if (gone or lost) and self._on_progress is not None:
             self._on_progress()
+
+
+def _drain(found: deque[tuple[str, str]]) -> dict[str, str]:
+    drained = {}
+    with contextlib.suppress(IndexError):
+        while True:
+            engine_request_id, reason = found.popleft()
+            drained[engine_request_id] = reason
+    return drained

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 
-from connector.params import ParamsError, PullProducer, params_from_ticket, parse
+from connector.params import (
+    ParamsError,
+    PullConsumer,
+    PullProducer,
+    PushConsumer,
+    PushProducer,
+    parse,
+)
+from connector.pinned_prefills import PinnedPrefills
+from connector.pushed_prefills import PushedPrefills
+from connector.receivers import Receivers
 from connector.renewal_thread import RenewalThread
 from connector.settings import ConnectorSettings
-from connector.step import Expect, Load, StepMeta, TransferResults
+from connector.step import Load, Scheduled, StepMeta, TransferResults
 from connector.transfers import Outcome
-from pdq.wire.types import KvTicket, pack_ids
+from pdq.wire.types import KvSource, KvTicket
 
+T = TypeVar("T")
 Role = Literal["producer", "consumer", "both"]
 
 log = structlog.get_logger(__name__)
-
-_HAS_KV = frozenset({"prefilled", "stop", "length"})
-"""Ends after which the prompt's KV is complete; `stop`: the first token was EOS."""
-
-
-@dataclass(slots=True)
-class _Prefill:
-    request: PullProducer
-    num_tokens: int
-    is_expected: bool = False
 
 
 @dataclass(slots=True)
@@ -60,19 +61,27 @@ class SchedulerHalf:
 
         `on_progress` is called from another thread when `take_gone` has something, so that an idle loop wakes.
         """
-        self._engine_id = engine_id
-        self._epoch = epoch
-        self._host = host
-        self._port = side_channel_port
-        self._tp_size = tp_size
         self._block_size = block_size
         self._role = role
         self._renewals = RenewalThread(settings, consumer=epoch, tp_size=tp_size, on_progress=on_progress)
-        self._prefills: dict[str, _Prefill] = {}
+        self._pushed = PushedPrefills(block_size=block_size)
+        self._receivers = Receivers(
+            self._renewals, epoch=epoch, host=host, port=side_channel_port, tp_size=tp_size, block_size=block_size
+        )
+        self._pinned = PinnedPrefills(
+            KvSource(
+                engine_id=engine_id,
+                epoch=epoch,
+                host=host,
+                port=side_channel_port,
+                tp_size=tp_size,
+                block_size=block_size,
+            )
+        )
         self._remotes: dict[str, _Remote] = {}
-        self._pinned: set[str] = set()
         self._gone: dict[str, str] = {}
-        self._meta = _Lists()
+        self._loads: list[Load] = []
+        self._cancelled: list[str] = []
         self.num_dropped = 0
         """Reported ids that nobody waited for."""
 
@@ -81,13 +90,22 @@ class SchedulerHalf:
         request = parse(kv_params)
         if request is None:
             return
-        if isinstance(request, PullProducer):
-            if self._role == "consumer":
-                raise ParamsError("do_remote_decode: this engine is a consumer, it hands no KV over")
-            self._prefills[engine_request_id] = _Prefill(request, num_tokens)
-            return
-        if self._role == "producer":
-            raise ParamsError("do_remote_prefill: this engine is a producer, it reads no KV")
+        is_producer = isinstance(request, PullProducer | PushProducer)
+        if is_producer and self._role == "consumer":
+            raise ParamsError("do_remote_decode: this engine is a consumer, it hands no KV over")
+        if not is_producer and self._role == "producer":
+            raise ParamsError("do_remote_prefill: this engine is a producer, it takes no KV")
+        match request:
+            case PullProducer():
+                self._pinned.add(engine_request_id, request, num_tokens)
+            case PushProducer():
+                self._pushed.add(engine_request_id, request, num_tokens)
+            case PushConsumer():
+                self._receivers.add(engine_request_id, request, num_tokens)
+            case PullConsumer():
+                self._add_remote(engine_request_id, request, num_tokens)
+
+    def _add_remote(self, engine_request_id: str, request: PullConsumer, num_tokens: int) -> None:
         failed = self._misfit(request.ticket, num_tokens)
         self._remotes[engine_request_id] = _Remote(request.ticket, failed)
         if failed is None:
@@ -96,7 +114,10 @@ class SchedulerHalf:
     def get_num_new_matched_tokens(
         self, engine_request_id: str, num_tokens: int, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """(tokens to be read from P beyond `num_computed_tokens`, load is asynchronous). No side effects."""
+        """(tokens to come from P beyond `num_computed_tokens`, load is asynchronous). No side effects."""
+        if engine_request_id in self._receivers:
+            num_missing = self._receivers.num_missing(engine_request_id, num_computed_tokens)
+            return num_missing, num_missing > 0
         remote = self._remotes.get(engine_request_id)
         if remote is None or remote.state != "waiting":
             return 0, False
@@ -107,13 +128,10 @@ class SchedulerHalf:
         self, engine_request_id: str, block_ids: Sequence[int], num_external_tokens: int
     ) -> None:
         """`block_ids`: all blocks of the request, in order. 0 external tokens: P is told that nobody will read."""
-        prefill = self._prefills.get(engine_request_id)
-        if prefill is not None and not prefill.is_expected:
-            prefill.is_expected = True
-            request = prefill.request
-            self._meta.expected.append(
-                Expect(engine_request_id=engine_request_id, transfer_id=request.transfer_id, pair=request.pair)
-            )
+        if engine_request_id in self._receivers:
+            self._receivers.allocated(engine_request_id, block_ids, num_external_tokens)
+            return
+        self._pinned.allocated(engine_request_id)
         remote = self._remotes.get(engine_request_id)
         if remote is None or remote.state != "waiting":
             return
@@ -128,7 +146,7 @@ class SchedulerHalf:
         needed = _ceil(ticket.num_tokens, ticket.block_size)
         if len(block_ids) < needed and remote.failed is None:
             remote.failed = f"{len(block_ids)} blocks were allocated, P has {needed}"
-        self._meta.loads.append(
+        self._loads.append(
             Load(
                 engine_request_id=engine_request_id,
                 ticket=ticket,
@@ -138,23 +156,30 @@ class SchedulerHalf:
             )
         )
 
-    def build_connector_meta(self) -> StepMeta:
-        """Each step, also empty ones. Resets the queues."""
+    def build_connector_meta(self, scheduled: Iterable[Scheduled] = (), preempted: Iterable[str] = ()) -> StepMeta:
+        """Each step, also empty ones, with what it computes and whose blocks it takes away. Resets the queues."""
         self._collect_gone()
-        lists, self._meta = self._meta, _Lists()
+        taken = self._pushed.preempted(preempted)  # before their chunks of this very step
         loads = [
             replace(load, failed=self._remotes[load.engine_request_id].failed)
             if load.failed is None and load.engine_request_id in self._remotes
             else load
-            for load in lists.loads
+            for load in _take(self._loads)
         ]
         return StepMeta(
-            expected=tuple(lists.expected),
-            pinned=tuple(lists.pinned),
-            forgotten=tuple(lists.forgotten),
-            released=tuple(lists.released),
+            expected=tuple(_take(self._pinned.expected)),
+            pinned=tuple(_take(self._pinned.pinned)),
+            forgotten=tuple(_take(self._pinned.forgotten)),
+            released=tuple(_take(self._pinned.released)),
             loads=tuple(loads),
-            cancelled=tuple(lists.cancelled),
+            cancelled=(*_take(self._cancelled), *_take(self._receivers.cancelled)),
+            pushes=tuple(_take(self._pushed.pushes)),
+            preempted=taken,
+            saves=tuple(self._pushed.saves(scheduled)),
+            pushed=tuple(_take(self._pushed.pushed)),
+            stopped=tuple(_take(self._pushed.stopped)),
+            receives=tuple(_take(self._receivers.receives)),
+            lost=tuple(self._receivers.lost()),
         )
 
     def request_finished(
@@ -164,15 +189,19 @@ class SchedulerHalf:
 
         D: blocks of a request whose load is active stay allocated until its id is in `finished_recving`.
         """
-        prefill = self._prefills.pop(engine_request_id, None)
-        if prefill is not None:
-            return self._prefill_finished(engine_request_id, prefill, block_ids, finish)
+        if (is_kept := self._pushed.finished(engine_request_id, block_ids, finish)) is not None:
+            return is_kept, None
+        if engine_request_id in self._receivers:
+            self._receivers.finished(engine_request_id, finish)
+            return False, None
+        if (kept := self._pinned.finished(engine_request_id, block_ids, finish)) is not None:
+            return kept
         remote = self._remotes.get(engine_request_id)
         if remote is None:
             return False, None
         if remote.state == "loading":
             if not remote.is_finished:
-                self._meta.cancelled.append(engine_request_id)
+                self._cancelled.append(engine_request_id)
             remote.is_finished = True
             return False, None
         del self._remotes[engine_request_id]
@@ -186,23 +215,24 @@ class SchedulerHalf:
 
     def release(self, engine_request_id: str) -> None:
         """P: nobody will come for this finished prefill. Unknown ids are ignored."""
-        if engine_request_id in self._pinned:
-            self._meta.released.append(engine_request_id)
+        self._pushed.release(engine_request_id)
+        self._pinned.release(engine_request_id)
 
     def update_connector_output(self, results: TransferResults) -> TransferResults:
         """Before the engine frees blocks. Returns the results without ids that nobody waits for (dropped, counted)."""
-        sent = results.finished_sending & self._pinned
+        pushed = self._pushed.take_sent(results.finished_sending)
+        written = self._receivers.take_received(results.finished_recving)
+        sent = self._pinned.take_sent(results.finished_sending)
         received = {request_id for request_id in results.finished_recving if self._is_loading(request_id)}
-        if dropped := (results.finished_sending - sent) | (results.finished_recving - received):
+        if dropped := (results.finished_sending - sent - pushed) | (results.finished_recving - received - written):
             self.num_dropped += len(dropped)
             log.error("kv_report_dropped", engine_request_ids=sorted(dropped))
-        self._pinned -= sent
         for engine_request_id in received:
             remote = self._remotes[engine_request_id]
             remote.state = "over"
             if remote.is_finished:
                 del self._remotes[engine_request_id]
-        return replace(results, finished_sending=frozenset(sent), finished_recving=frozenset(received))
+        return replace(results, finished_sending=sent | pushed, finished_recving=written | received)
 
     def take_gone(self) -> dict[str, str]:
         """D: waiting requests whose KV P no longer has, with the reason; each once. Optional to ask:
@@ -213,7 +243,8 @@ class SchedulerHalf:
 
     def has_pending_meta(self) -> bool:
         """True: a step is needed, also without a request to run, since `build_connector_meta` has something to say."""
-        return self._meta.has_any()
+        sides = (self._pinned, self._pushed, self._receivers)
+        return bool(self._loads or self._cancelled) or any(side.has_news() for side in sides)
 
     def shutdown(self) -> None:
         """Idempotent."""
@@ -230,30 +261,6 @@ class SchedulerHalf:
             return f"P has KV of {ticket.num_tokens} tokens, the request has {num_tokens}"
         return None
 
-    def _prefill_finished(
-        self, engine_request_id: str, prefill: _Prefill, block_ids: Sequence[int], finish: str
-    ) -> tuple[bool, dict[str, object] | None]:
-        needed = _ceil(prefill.num_tokens, self._block_size)
-        if finish not in _HAS_KV or not prefill.is_expected or len(block_ids) < needed:
-            if prefill.is_expected:
-                self._meta.forgotten.append(engine_request_id)
-            return False, None
-        self._meta.pinned.append(engine_request_id)
-        self._pinned.add(engine_request_id)
-        ticket = KvTicket(
-            transfer_id=prefill.request.transfer_id,
-            pair=prefill.request.pair,
-            engine_id=self._engine_id,
-            epoch=self._epoch,
-            host=self._host,
-            port=self._port,
-            tp_size=self._tp_size,
-            block_size=self._block_size,
-            num_tokens=prefill.num_tokens,
-            block_ids=pack_ids(block_ids[:needed]),
-        )
-        return True, params_from_ticket(ticket)
-
     def _collect_gone(self) -> None:
         for engine_request_id, reason in self._renewals.take_gone().items():
             remote = self._remotes.get(engine_request_id)
@@ -264,19 +271,11 @@ class SchedulerHalf:
                     self._gone[engine_request_id] = reason
 
 
-class _Lists:
-    """What the next step's metadata will say."""
-
-    def __init__(self) -> None:
-        self.expected: list[Expect] = []
-        self.pinned: list[str] = []
-        self.forgotten: list[str] = []
-        self.released: list[str] = []
-        self.loads: list[Load] = []
-        self.cancelled: list[str] = []
-
-    def has_any(self) -> bool:
-        return any((self.expected, self.pinned, self.forgotten, self.released, self.loads, self.cancelled))
+def _take(items: list[T]) -> list[T]:
+    """Empties the list."""
+    taken = items[:]
+    items.clear()
+    return taken
 
 
 def _ceil(num_tokens: int, block_size: int) -> int:

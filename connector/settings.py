@@ -24,6 +24,12 @@ class ConnectorSettings:
     kv_answer_tries: int = field(
         default=6, metadata={"help": "a side-channel message is sent this many times before its peer counts as gone"}
     )
+    kv_push_wait_s: float = field(
+        default=600.0, metadata={"help": "D gives a push up this long after its blocks were allocated, P alive or not"}
+    )
+    kv_preempt_wait_s: float = field(
+        default=1.0, metadata={"help": "a step that takes blocks away waits at most this long for writes reading them"}
+    )
     kv_max_descriptors: int = field(
         default=512, metadata={"help": "most (local, remote, length) descriptors in one transport call"}
     )

@@ -1,4 +1,6 @@
-"""Messages between the connectors of P and D, and their codec. Each P rank listens, D's halves ask.
+"""Messages between the connectors of P and D, and their codec. Each rank listens.
+
+Pull: D's halves ask P's rank.
 
     D -> P                       P -> D
     Hello   once per rank+epoch  Meta | Reject          who are you, where are your regions, do we fit
@@ -8,8 +10,18 @@
     Done    ok/failed/cancelled  DoneAck                repeated until acknowledged
                                  Abort                  P is going: stop reading
 
-`epoch` is always P's: the one that D's ticket names, or P's own in an answer. `consumer` is D's epoch. All are
-idempotent: what is not answered in time is sent again. Push will add RecvReady, PushDone and PushFail here.
+Push: D's scheduler half tells P's ranks where its blocks are; P's rank asks D's rank whether it may write.
+
+    D -> P                       P -> D
+    RecvReady every lease/3      RecvNoted | Gone       blocks exist; also D's sign of life, and P's when answered
+    Cancel                       Cancelled              D wants no (more) writes; answered when P's calls have ended
+    P -> D                       D -> P
+    Hello                        Meta | Reject          as above, with the sides swapped
+    Open                         Opened | Gone          from here on this P rank writes to that transport address
+    PushDone, PushFail           PushAck                repeated until acknowledged; nothing is written after it
+
+`epoch` is the listener's, `consumer` D's own one, `producer` P's own one. An answer repeats the epoch that was asked
+for. All are idempotent: what is not answered in time is sent again.
 """
 
 from __future__ import annotations
@@ -121,8 +133,92 @@ class Abort(TransferMessage):
     reason: str
 
 
-Request = Hello | Renew | Claim | Verify | Done
-Answer = Meta | Reject | Renewed | Claimed | Verified | DoneAck | Gone | Abort
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecvReady(TransferMessage):
+    """D's blocks exist: entry i of `block_ids` takes block `first_block + i` of the prompt."""
+
+    consumer: str
+    host: str
+    port: int
+    """Where D's rank 0 listens; rank r on port + r."""
+    tp_size: int
+    block_size: int
+    num_tokens: int
+    first_block: int
+    """Blocks before it D has already."""
+    block_ids: bytes
+    """`pack_ids`. Empty: D has all it needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecvNoted(TransferMessage):
+    """P is alive, and keeps it even if it doesn't know the prefill yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(TransferMessage):
+    consumer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(TransferMessage):
+    """This P rank writes no more for the transfer."""
+
+    is_drained: bool
+    """False: some call of it failed; its bytes may still arrive, until D's fence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open(TransferMessage):
+    producer: str
+    rank: int
+    tp_size: int
+    broken_generation: int | None = None
+    """Not None: a write to the transport of this generation failed; D fences before it answers, if it hasn't yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(TransferMessage):
+    transport_address: str
+    transport_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushDone(TransferMessage):
+    """All blocks of all layers of these tokens are in D's memory."""
+
+    producer: str
+    rank: int
+    num_tokens: int
+    num_bytes: int
+    num_descriptors: int
+    seconds: float
+    """Time in transport calls."""
+    hidden_seconds: float
+    """... of which before the prefill's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushFail(TransferMessage):
+    producer: str
+    rank: int
+    reason: str
+    is_drained: bool
+    """As in Cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushAck(TransferMessage):
+    pass
+
+
+PullRequest = Hello | Renew | Claim | Verify | Done
+"""Hello belongs to both."""
+PushRequest = RecvReady | Cancel | Open | PushDone | PushFail
+Request = PullRequest | PushRequest
+PushAnswer = RecvNoted | Cancelled | Opened | PushAck
+Answer = Meta | Reject | Renewed | Claimed | Verified | DoneAck | Gone | Abort | PushAnswer
 SideMessage = Request | Answer
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
-from pdq.wire.types import KvTicket, Pair, TransferStats
+from pdq.wire.types import KvSource, KvTicket, Pair, TransferStats
+
+
+class Scheduled(NamedTuple):
+    """What the engine's scheduler decided for one request of the next step."""
+
+    engine_request_id: str
+    block_ids: Sequence[int]
+    """Its block table."""
+    num_tokens: int
+    """Computed when the step has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,49 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """P: a prefill will be computed whose KV is to be written into somebody's blocks."""
+
+    engine_request_id: str
+    transfer_id: str
+    pair: Pair
+    num_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """P: this step makes blocks of a push final, layer after layer. Blocks found in the prefix cache are among them."""
+
+    engine_request_id: str
+    block_ids: tuple[int, ...]
+    """Those that follow the ones of earlier steps."""
+    is_last: bool
+    """The prefill ends with this step; a partial last block is among the blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPush:
+    """P: the prefill ended without (all of) its KV."""
+
+    engine_request_id: str
+    reason: str
+    is_reported: bool
+    """It holds blocks, which stay until it is reported in `finished_sending`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive:
+    """D: P was told of this request's blocks. Reported in `finished_recving` once written, or safe again."""
+
+    engine_request_id: str
+    transfer_id: str
+    pair: Pair
+    source: KvSource
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeta:
     """From the scheduler half to every worker half, each step. Empty in most steps."""
 
@@ -45,9 +100,20 @@ class StepMeta:
     cancelled: tuple[str, ...] = ()
     """D: loads that nobody waits for any more; still reported in `finished_recving`, once drained."""
 
+    pushes: tuple[Push, ...] = ()
+    preempted: tuple[str, ...] = ()
+    """P: pushes whose blocks were taken away; all will be computed again, into other blocks."""
+    saves: tuple[Save, ...] = ()
+    pushed: tuple[str, ...] = ()
+    """P: pushes whose prefill has ended well: blocks stay until reported in `finished_sending`."""
+    stopped: tuple[StopPush, ...] = ()
+    receives: tuple[Receive, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+    """D: receives that can't succeed any more, with the reason; still reported, once safe."""
+
     @property
     def is_empty(self) -> bool:
-        return not (self.expected or self.pinned or self.forgotten or self.released or self.loads or self.cancelled)
+        return not any(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +121,7 @@ class TransferResults:
     """What a worker half has to report. Each id appears exactly once over the half's life."""
 
     finished_sending: frozenset[str] = frozenset()
-    """P: no reader needs the blocks any more."""
+    """P: no reader needs the blocks any more; or they are written, or the push was given up."""
     finished_recving: frozenset[str] = frozenset()
     """D: nothing writes the blocks any more: loaded, failed or cancelled."""
     failed_recving: dict[str, str] = field(default_factory=dict)

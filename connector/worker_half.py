@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
 
-from connector.io_thread import IoThread
+from connector.io_thread import IoThread, Quiet
 from connector.layout import KvRegion, check_regions, storages
+from connector.push_exchange import LayerSaved, StepSaved
 from connector.results import Results
 from connector.settings import ConnectorSettings
 from connector.side_channel import Hello, codec
@@ -86,28 +89,47 @@ class WorkerHalf:
         )
 
     def handle_preemptions(self, meta: StepMeta) -> None:
-        """Nothing in pull: only finished prefills are read."""
+        """Before anything is overwritten. The one bounded wait: for writes under way that read blocks just taken away.
+
+        Should the time not do, what they write is other requests' KV, but into blocks that are all written once more.
+        """
+        if not meta.preempted:
+            return
+        self._submit(StepMeta(preempted=meta.preempted))
+        assert self._io is not None
+        is_quiet = threading.Event()
+        self._io.tell(Quiet(engine_request_ids=meta.preempted, event=is_quiet))
+        if not is_quiet.wait(self._settings.kv_preempt_wait_s):
+            log.warning("kv_preempted_under_writes", engine_request_ids=meta.preempted)
 
     def bind_connector_metadata(self, meta: StepMeta) -> None:
         """P's part of the step comes into force here: before the forward, in every vLLM version."""
         self._bound = meta
-        if not replace(meta, loads=(), cancelled=()).is_empty:
-            self._submit(replace(meta, loads=(), cancelled=()))
+        at_once = replace(meta, preempted=(), loads=(), cancelled=(), receives=(), lost=())
+        if not at_once.is_empty:
+            self._submit(at_once)
 
     def start_load_kv(self) -> None:
         """Starts, and cancels, the loads of the bound metadata; may come before or after the forward."""
-        if self._bound.loads or self._bound.cancelled:
-            self._submit(StepMeta(loads=self._bound.loads, cancelled=self._bound.cancelled))
-            self._bound = replace(self._bound, loads=(), cancelled=())
+        bound = self._bound
+        due = StepMeta(loads=bound.loads, cancelled=bound.cancelled, receives=bound.receives, lost=bound.lost)
+        if not due.is_empty:
+            self._submit(due)
+            self._bound = replace(bound, loads=(), cancelled=(), receives=(), lost=())
 
     def wait_for_layer_load(self, layer: str) -> None:
         """Nothing: loads are asynchronous, a request runs only after its load was reported."""
 
     def save_kv_layer(self, layer: str) -> None:
-        """Nothing in pull."""
+        """The step has written its KV of this layer: what is pushed of it may leave."""
+        if self._bound.saves and self._io is not None:
+            self._io.tell(LayerSaved(layer=layer))
 
     def wait_for_save(self) -> None:
-        """Nothing in pull."""
+        """The forward has ended, all layers are final. Waits for nothing: blocks stay until `finished_sending`."""
+        if self._bound.saves and self._io is not None:
+            self._io.tell(StepSaved(at=time.monotonic()))
+            self._bound = replace(self._bound, saves=())
 
     def clear_connector_metadata(self) -> None:
         """Ends the step."""
@@ -118,7 +140,7 @@ class WorkerHalf:
         return self._results.take()
 
     def hurry_releases(self, is_short: bool) -> None:
-        """P is short of blocks (or no longer): freed pins wake an idle engine at once, not `kv_release_delay_s` later."""
+        """P is short of blocks (or no longer): freed pins wake an idle engine at once, not a little later."""
         if self._io is not None:
             self._io.is_hurried = is_short
 

@@ -128,3 +128,5 @@ class TransferStats:
     num_bytes: int
     num_descriptors: int
     seconds: float
+    hidden_seconds: float = 0.0
+    """Push: of these, the time before the prefill had ended; nobody waited for it."""

@@ -1,0 +1,113 @@
+"""What D's scheduler half says to P in push: where its blocks are, again and again; or that none will be. Pure.
+
+RECV_READY is the sign of life of both sides: P's ranks answer each one. Silence for a lease, or Gone, loses the push.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from connector.asks import Asks
+from connector.settings import ConnectorSettings
+from connector.side_channel import Answer, Cancel, Cancelled, Gone, RecvNoted, RecvReady, Request, endpoint_of
+from connector.transfers import TransferKey
+from pdq.wire.types import KvSource
+
+
+@dataclass(slots=True)
+class _Offer:
+    engine_request_id: str
+    ready: RecvReady
+    is_once: bool
+    send_at: float
+    answered_at: dict[str, float]
+    """Per P rank's endpoint."""
+    unheard: set[str]
+    """Endpoints that have not answered yet."""
+
+
+class Offers:
+    """`now` is in seconds of a monotonic clock."""
+
+    def __init__(self, settings: ConnectorSettings, *, consumer: str) -> None:
+        self._settings = settings
+        self._consumer = consumer
+        self._offers: dict[str, _Offer] = {}
+        self._id_of: dict[TransferKey, str] = {}
+        self._cancels: Asks[tuple[str, TransferKey]] = Asks(
+            every_s=settings.kv_answer_s, tries=settings.kv_answer_tries
+        )
+        self._gone: dict[str, str] = {}
+
+    def start(self, engine_request_id: str, source: KvSource, ready: RecvReady, now: float, *, is_once: bool) -> None:
+        """Repeated until `stop`. `is_once`: until every rank of P has heard it."""
+        endpoints = endpoints_of(source)
+        self._offers[engine_request_id] = _Offer(
+            engine_request_id, ready, is_once, now, dict.fromkeys(endpoints, now), set(endpoints)
+        )
+        self._id_of[ready.key] = engine_request_id
+
+    def stop(self, engine_request_id: str) -> None:
+        """It was written, or the worker half cancels it."""
+        offer = self._offers.pop(engine_request_id, None)
+        if offer is not None:
+            self._id_of.pop(offer.ready.key, None)
+
+    def say_cancel(self, source: KvSource, key: TransferKey, reason: str, now: float) -> None:
+        """No block was ever offered; repeated until every rank of P has acknowledged."""
+        cancel = Cancel(
+            epoch=source.epoch, transfer_id=key.transfer_id, pair=key.pair, consumer=self._consumer, reason=reason
+        )
+        for endpoint in endpoints_of(source):
+            self._cancels.put((endpoint, key), endpoint, cancel, now)
+
+    def on_message(self, endpoint: str, answer: Answer, now: float) -> None:
+        if isinstance(answer, Cancelled):
+            self._cancels.answered((endpoint, answer.key))
+        elif isinstance(answer, RecvNoted | Gone) and (found := self._id_of.get(answer.key)):
+            offer = self._offers[found]
+            offer.answered_at[endpoint] = now
+            offer.unheard.discard(endpoint)
+            if isinstance(answer, Gone) and not offer.is_once:
+                self._lose(found, f"P says gone: {answer.reason}")
+            elif offer.is_once and not offer.unheard:
+                self.stop(found)
+
+    def tick(self, now: float) -> list[tuple[str, Request]]:
+        """(endpoint, message) to be sent now."""
+        sends: list[tuple[str, Request]] = []
+        for offer in list(self._offers.values()):
+            if offer.send_at > now:
+                continue
+            if now - min(offer.answered_at.values()) > self._settings.kv_lease_s:
+                self._lose(offer.engine_request_id, f"P has not answered for {self._settings.kv_lease_s:g} s")
+                continue
+            if offer.unheard:
+                offer.send_at = now + self._settings.kv_answer_s
+                sends += [(endpoint, offer.ready) for endpoint in offer.unheard]
+            else:
+                offer.send_at = now + self._settings.kv_lease_s / 3
+                sends += [(endpoint, offer.ready) for endpoint in offer.answered_at]
+        cancels, _ = self._cancels.due(now)
+        return sends + cancels
+
+    def next_at(self) -> float | None:
+        times = [offer.send_at for offer in self._offers.values()]
+        if (cancel_at := self._cancels.next_at()) is not None:
+            times.append(cancel_at)
+        return min(times, default=None)
+
+    def take_gone(self) -> dict[str, str]:
+        """Requests that P will not write (all of), with the reason; each once."""
+        gone, self._gone = self._gone, {}
+        return gone
+
+    def _lose(self, engine_request_id: str, reason: str) -> None:
+        if not self._offers[engine_request_id].is_once:
+            self._gone[engine_request_id] = reason
+        self.stop(engine_request_id)
+
+
+def endpoints_of(source: KvSource) -> list[str]:
+    """The side channels of all ranks of P."""
+    return [endpoint_of(source.host, source.port + rank) for rank in range(source.tp_size)]
