@@ -17,6 +17,7 @@ from engine.embedded.messages import Launch
 from engine.embedded.runner import Runner, RunnerError
 from engine.embedded.settings import EngineSettings
 from engine.embedded.thread_wait import sleep_while_waiting
+from pdq.wire.types import KvSource
 
 Report = Callable[[str], None]
 """Told what is being done, for start-ups that take long."""
@@ -35,7 +36,8 @@ def boot(
     if launch.connector is not None:
         report("trying the KV transport")  # before the model: it takes longest
         _check_transport(launch.connector, make_transport)
-    runner = _new_runner(settings, report)
+    is_layer_major = identity.mode == "push"
+    runner = _new_runner(settings, report, is_layer_major=is_layer_major)
     num_blocks = _num_blocks(settings, runner)
     report(f"{num_blocks} KV blocks of {settings.block_size} tokens, {runner.block_bytes(settings.block_size)} bytes")
     regions = runner.allocate(num_blocks, settings.block_size)
@@ -45,6 +47,7 @@ def boot(
     fingerprint = fingerprint_of(runner, settings, mode=identity.mode)
     scheduler_half: SchedulerPort = NoScheduler()
     worker_half: WorkerPort = NoWorker()
+    side_channel_port = 0
     if launch.connector is not None:
         report("connector: transport and side channel")
         from connector.scheduler_half import SchedulerHalf
@@ -58,18 +61,19 @@ def boot(
             side_channel_port=launch.connector.side_channel_port,
             rank=0,
             tp_size=1,
-            transport=make_transport(launch.connector),
+            transport=_slowed(make_transport(launch.connector), settings),
             fingerprint=fingerprint,
             on_progress=on_progress,
         )
         worker.register_kv_caches(regions)
+        side_channel_port = worker.port
         scheduler_half, worker_half = (
             SchedulerHalf(
                 launch.connector,
                 engine_id=identity.engine_id,
                 epoch=identity.epoch,
                 host=launch.connector.side_channel_host,
-                side_channel_port=worker.port,
+                side_channel_port=side_channel_port,
                 tp_size=1,
                 block_size=settings.block_size,
                 role=cast(Literal["producer", "consumer", "both"], identity.role),
@@ -92,6 +96,14 @@ def boot(
         block_size=settings.block_size,
         total_blocks=num_blocks,
         max_model_len=max_model_len,
+        kv_source=KvSource(
+            engine_id=identity.engine_id,
+            epoch=identity.epoch,
+            host=launch.connector.side_channel_host if launch.connector is not None else "",
+            port=side_channel_port,
+            tp_size=1,
+            block_size=settings.block_size,
+        ),
         fingerprint=fingerprint,
         resume_exact=runner.resume_exact,
         logprobs=True,
@@ -115,11 +127,19 @@ def _check_transport(settings: ConnectorSettings, new_transport: Callable[[Conne
         raise TransportError("; ".join(found))
 
 
-def _new_runner(settings: EngineSettings, report: Report) -> Runner:
+def _slowed(transport: Transport, settings: EngineSettings) -> Transport:
+    if not settings.sim_kv_gbps:
+        return transport
+    from connector.throttled_transport import ThrottledTransport
+
+    return ThrottledTransport(transport, gbps=settings.sim_kv_gbps)
+
+
+def _new_runner(settings: EngineSettings, report: Report, *, is_layer_major: bool) -> Runner:
     if settings.engine == "sim":
         from engine.embedded.sim_runner import SimRunner
 
-        return SimRunner(settings)
+        return SimRunner(settings, is_layer_major=is_layer_major)
     report(f"loading model {settings.model_path}")
     sleep_while_waiting()
     from engine.embedded.torch_runner import TorchRunner
@@ -129,6 +149,7 @@ def _new_runner(settings: EngineSettings, report: Report) -> Runner:
         dtype=settings.engine_dtype,
         threads=settings.engine_threads,
         max_model_len=settings.max_model_len,
+        is_layer_major=is_layer_major,
     )
 
 

@@ -6,10 +6,10 @@ call means. The calls and their order are vLLM's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from connector.step import StepMeta, TransferResults
+from connector.step import Scheduled, StepMeta, TransferResults
 
 NOTHING = TransferResults()
 
@@ -27,7 +27,7 @@ class SchedulerPort(Protocol):
         self, engine_request_id: str, block_ids: Sequence[int], num_external_tokens: int
     ) -> None: ...
 
-    def build_connector_meta(self) -> StepMeta: ...
+    def build_connector_meta(self, scheduled: Iterable[Scheduled] = (), preempted: Iterable[str] = ()) -> StepMeta: ...
 
     def request_finished(
         self, engine_request_id: str, block_ids: Sequence[int], finish: str
@@ -85,7 +85,7 @@ class NoScheduler:
     ) -> None:
         pass
 
-    def build_connector_meta(self) -> StepMeta:
+    def build_connector_meta(self, scheduled: Iterable[Scheduled] = (), preempted: Iterable[str] = ()) -> StepMeta:
         return self._meta
 
     def request_finished(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from connector.layout import KvRegion
+from connector.step import Scheduled
 from engine.base import EngineRequest, EngineStats, StepOutputs
 from engine.embedded.block_pool import BlockPool
 from engine.embedded.connector_port import SchedulerPort, WorkerPort
 from engine.embedded.intake import Limits
 from engine.embedded.messages import Abort, Release
-from engine.embedded.runner import Runner
+from engine.embedded.runner import Chunk, Runner
 from engine.embedded.scheduler import Scheduler
 from engine.embedded.settings import EngineSettings
 
@@ -74,7 +75,7 @@ class EngineCore:
             scheduler.on_transfers(transfers)
         scheduler.fail_gone(scheduler_half.take_gone())
         chunks = scheduler.schedule()
-        self._pass_metadata()
+        self._pass_metadata(chunks)
         results = self.runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
         worker_half.wait_for_save()
         worker_half.clear_connector_metadata()
@@ -90,8 +91,10 @@ class EngineCore:
         self._is_busy = scheduler.can_compute or (scheduler.has_waiting and bool(chunks or released or outputs))
         return StepOutputs(outputs=outputs, released=released, stats=self.stats())
 
-    def _pass_metadata(self) -> None:
-        meta, worker_half = self._scheduler_half.build_connector_meta(), self._worker_half
+    def _pass_metadata(self, chunks: Sequence[Chunk] = ()) -> None:
+        worker_half = self._worker_half
+        preempted, self.scheduler.preempted = self.scheduler.preempted, []
+        meta = self._scheduler_half.build_connector_meta(map(_scheduled, chunks), preempted)
         worker_half.handle_preemptions(meta)
         worker_half.bind_connector_metadata(meta)
         # vLLM 0.32 launches the forward first, but its forward is asynchronous; ours would delay the loads by a step.
@@ -124,6 +127,11 @@ class EngineCore:
             self._worker_half.save_kv_layer(name)
         self._num_steps += 1
         self.on_layer()
+
+
+def _scheduled(chunk: Chunk) -> Scheduled:
+    sequence = chunk.sequence
+    return Scheduled(sequence.engine_request_id, sequence.block_ids, sequence.num_computed + chunk.num_tokens)
 
 
 def _layer_names(regions: list[KvRegion], num_layers: int) -> list[tuple[str, ...]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from connector.params import PullConsumer, PullProducer, params_of
-from engine.base import EngineRequest, LoadKv, PrefillOnly
+from connector.params import PullConsumer, PullProducer, PushConsumer, PushProducer, params_of
+from engine.base import EngineRequest, LoadKv, PrefillOnly, PushKv, ReceiveKv
 from engine.embedded.request import Request
 from engine.embedded.runner import Chunk, TokenSequence
 from pdq.wire.types import SamplingParams, unpack_ids
@@ -28,8 +28,12 @@ def kv_params(request: EngineRequest) -> dict[str, object] | None:
     match request.kv:
         case PrefillOnly():
             return params_of(PullProducer(transfer_id=request.request_id, pair=request.pair))
+        case PushKv():
+            return params_of(PushProducer(transfer_id=request.request_id, pair=request.pair))
         case LoadKv(ticket=ticket):
             return params_of(PullConsumer(ticket=ticket))
+        case ReceiveKv(source=source):
+            return params_of(PushConsumer(transfer_id=request.request_id, pair=request.pair, source=source))
         case None:
             return None
 
@@ -39,7 +43,7 @@ def new_request(request: EngineRequest, limits: Limits, *, arrival: int) -> Requ
     prompt_ids = unpack_ids(request.prompt_ids)
     generated_ids = unpack_ids(request.generated_ids)
     token_ids = prompt_ids + generated_ids
-    is_prefill_only = isinstance(request.kv, PrefillOnly)
+    is_prefill_only = isinstance(request.kv, PrefillOnly | PushKv)
     if not prompt_ids:
         raise Refused("the prompt is empty")
     if max(token_ids) >= limits.vocab_size:
@@ -71,8 +75,8 @@ def new_request(request: EngineRequest, limits: Limits, *, arrival: int) -> Requ
 
 def _sampling(request: EngineRequest, num_generated: int) -> SamplingParams:
     """P samples one token and nobody sees it; D never sees the prompt's logits."""
-    if isinstance(request.kv, PrefillOnly):
+    if isinstance(request.kv, PrefillOnly | PushKv):
         return replace(request.sampling, max_tokens=num_generated + 1, min_tokens=0, logprobs=None)
-    if isinstance(request.kv, LoadKv):
+    if isinstance(request.kv, LoadKv | ReceiveKv):
         return replace(request.sampling, prompt_logprobs=None)
     return request.sampling

@@ -1,8 +1,9 @@
 """The paged KV memory of the torch runner, and attention over it. Loads torch and transformers: import it lazily.
 
 Layout, block-major: `[num_blocks, layers, 2 (k, v), kv_heads, block_size, head_dim]`. A block's bytes over all layers
-are contiguous, so a run of blocks is one transfer descriptor; one head's part of a block is contiguous, so one
-`index_select` of such rows gathers `[2, sequences, kv_heads, positions, head_dim]` ready for a batched product.
+are contiguous, so a run of blocks is one transfer descriptor (pull). Layer-major: `[layers, num_blocks, ...]`, so it is
+one descriptor per layer (push). One head's part of a block is contiguous in both, so one `index_select` of such rows
+gathers `[2, sequences, kv_heads, positions, head_dim]` ready for a batched product.
 
 The model runs on one flat row of all tokens of the step (batch size 1). Its attention modules call
  1. `PagedCache.update`, which writes the new keys and values of the layer into their blocks, and
@@ -27,7 +28,8 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def __init__(self, geometry: Geometry, num_blocks: int, dtype: torch.dtype) -> None:
         super().__init__(layers=[])
         self._geometry = geometry
-        shape = (num_blocks, geometry.layers, 2, geometry.kv_heads, geometry.block_size, geometry.head_dim)
+        outer = (geometry.layers, num_blocks) if geometry.layer_blocks else (num_blocks, geometry.layers)
+        shape = (*outer, 2, geometry.kv_heads, geometry.block_size, geometry.head_dim)
         # zeros, not empty: slots that no token was written to are read with weight 0, and 0 * nan is nan
         self.pool = torch.zeros(shape, dtype=dtype)
         self._slots = self.pool.view(-1, geometry.head_dim)
@@ -52,7 +54,7 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         assert self._plan is not None
         self._before_layer(layer_idx)
         geometry = self._geometry
-        keys = self._plan.write + layer_idx * geometry.layer_slots
+        keys = self._plan.write + layer_idx * geometry.blocks_per_layer * geometry.layer_slots
         self._slots.index_copy_(0, keys, key_states.reshape(-1, geometry.head_dim))
         self._slots.index_copy_(0, keys + geometry.layer_slots // 2, value_states.reshape(-1, geometry.head_dim))
         self._after_layer(layer_idx)
@@ -111,7 +113,8 @@ class PagedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def _gather(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
         found = self._gathered[: rows.numel()]
-        return torch.index_select(self._rows, 0, rows + layer * self._geometry.layer_rows, out=found)
+        first = layer * self._geometry.blocks_per_layer * self._geometry.layer_rows
+        return torch.index_select(self._rows, 0, rows + first, out=found)
 
 
 def _no_hook(layer: int) -> None:

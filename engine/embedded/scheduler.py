@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 import structlog
 
@@ -58,6 +59,7 @@ class Scheduler:
         self._loaded: list[Request] = []  # not running before the next step
         self._arrivals = 0
         self.num_preemptions = 0
+        self.preempted: list[str] = []  # since the last step: the connector is told before the forward
         self._prefixes = PrefixCache(pool, block_size=settings.block_size, is_enabled=settings.prefix_caching)
         self._ends = Endings(pool, half, self._requests, block_size=settings.block_size)
 
@@ -204,7 +206,7 @@ class Scheduler:
             request.sequence.num_computed = len(request.sequence.token_ids) - 1
             self._prefixes.publish(request)
             self._half.update_state_after_alloc(request.engine_request_id, request.sequence.block_ids, 0)
-            insort(self._running, request, key=_arrival)
+            insort(self._running, request, key=attrgetter("arrival"))
         self._loaded.clear()
 
     def _schedule_decodes(self, chunks: list[Chunk]) -> list[Request]:
@@ -240,6 +242,7 @@ class Scheduler:
         self._pool.free(victim.sequence.block_ids)
         victim.displace()
         self.num_preemptions += 1
+        self.preempted.append(victim.engine_request_id)
         self._waiting.appendleft(victim)
         _log.info("request_preempted", engine_request_id=victim.engine_request_id)
 
@@ -282,7 +285,7 @@ class Scheduler:
                 self._loading[request.engine_request_id] = request
             else:
                 request.on(Event.ADMITTED)
-                insort(self._running, request, key=_arrival)
+                insort(self._running, request, key=attrgetter("arrival"))
                 budget -= self._schedule_prefill(request, budget, chunks)
         self._waiting.extendleft(reversed(undecided))
 
@@ -293,7 +296,3 @@ class Scheduler:
             self._running.remove(request)
         else:
             self._loaded.remove(request)
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival

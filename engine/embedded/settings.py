@@ -57,6 +57,9 @@ class EngineSettings:
     sim_decode_context_ms: float = field(
         default=0.0, metadata={"help": "sim: ... and per token in the decoding requests' contexts"}
     )
+    sim_kv_gbps: float = field(
+        default=0.0, metadata={"help": "sim: KV moves no faster than this many Gbit/s; 0: as fast as the transport"}
+    )
     sim_directives: bool = field(
         default=False, metadata={"help": "sim: obey !eos=K, !crash and !slow=MS at a prompt's start (tests)"}
     )

@@ -47,8 +47,9 @@ class _SequenceState:
 class SimRunner:
     """Implements `engine.embedded.runner.Runner`."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        """Raises RunnerError."""
+    def __init__(self, settings: EngineSettings, *, is_layer_major: bool = False) -> None:
+        """`is_layer_major`: see `SimMemory`. Raises RunnerError."""
+        self._is_layer_major = is_layer_major
         self._settings = settings
         self._key = settings.sim_key.encode()
         self._turn = 0
@@ -84,7 +85,13 @@ class SimRunner:
 
     def allocate(self, num_blocks: int, block_size: int) -> list[KvRegion]:
         try:
-            self.memory = SimMemory(num_blocks, self.block_bytes(block_size), num_layers=self.num_layers, key=self._key)
+            self.memory = SimMemory(
+                num_blocks,
+                self.block_bytes(block_size),
+                num_layers=self.num_layers,
+                key=self._key,
+                is_layer_major=self._is_layer_major,
+            )
         except (MemoryError, OSError) as error:
             raise RunnerError(f"{num_blocks} KV blocks of {self.block_bytes(block_size)} bytes: {error}") from error
         return self.memory.regions()
@@ -95,7 +102,7 @@ class SimRunner:
             "engine": "sim",
             "layers": str(settings.sim_layers),
             "kv_bytes_per_token": str(settings.sim_kv_bytes_per_token),
-            "layout": "block.layer.slot",
+            "layout": "layer.block.slot" if self._is_layer_major else "block.layer.slot",
             "key": f"{zlib.crc32(self._key):08x}",
         }
 

@@ -1,7 +1,7 @@
 """Where the tokens of one step are in the paged KV memory: index tensors, made once and used by every layer.
 
-All indices are of layer 0; layer l adds `l * layer_slots` (slots: one head of one position) or `l * layer_rows`
-(rows: one head of one block). See `paged_cache.py` for the layout. Loads torch: import it lazily.
+All indices are of layer 0; layer l adds l * blocks_per_layer times `layer_slots` (slots: one head of one position)
+or `layer_rows` (rows: one head of one block). See `paged_cache.py` for the layout. Loads torch: import it lazily.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Geometry:
     kv_heads: int
     head_dim: int
     block_size: int
+    layer_blocks: int = 0
+    """Layer-major: blocks that lie side by side in each layer. 0: block-major, a block's layers lie side by side."""
 
     @property
     def layer_slots(self) -> int:
@@ -34,6 +36,16 @@ class Geometry:
     @property
     def layer_rows(self) -> int:
         return 2 * self.kv_heads
+
+    @property
+    def blocks_per_layer(self) -> int:
+        """From a layer of a block to the next layer of it, in layers of blocks."""
+        return self.layer_blocks or 1
+
+    @property
+    def layers_per_block(self) -> int:
+        """From a layer of a block to the same layer of the next block, in layers of blocks."""
+        return 1 if self.layer_blocks else self.layers
 
     @property
     def block_elements(self) -> int:
@@ -108,14 +120,14 @@ def plan_step(batch: Sequence[Chunk], geometry: Geometry, dtype: torch.dtype) ->
 
 
 def _write_slots(blocks: torch.Tensor, positions: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    in_block = blocks * (geometry.layers * geometry.layer_slots) + positions % geometry.block_size
+    in_block = blocks * (geometry.layers_per_block * geometry.layer_slots) + positions % geometry.block_size
     heads = torch.arange(geometry.kv_heads) * geometry.block_size
     return (heads[:, None] + in_block).view(-1)
 
 
 def _gather_rows(tables: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """Rows of `[2, sequences, kv_heads, blocks]` for block tables `[sequences, blocks]`."""
-    rows = (tables * (geometry.layers * geometry.layer_rows))[None, :, None, :]
+    rows = (tables * (geometry.layers_per_block * geometry.layer_rows))[None, :, None, :]
     heads = torch.arange(geometry.layer_rows).view(2, 1, geometry.kv_heads, 1)
     return (rows + heads).view(-1)
 

@@ -6,6 +6,7 @@ Steps run on one flat row of tokens, see `paged_cache.py`. In float32 greedy out
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,19 +23,30 @@ from engine.embedded.torch_model import DTYPES, load_model, read_facts
 from engine.embedded.weights_digest import weights_digest
 from pdq.wire.types import TokenLogprob
 
-_LAYOUT: Final = "block.layer.kv.head.slot.dim"
+_LAYOUTS: Final = {False: "block.layer.kv.head.slot.dim", True: "layer.block.kv.head.slot.dim"}
+"""By `is_layer_major`."""
 
 
 class TorchRunner:
     """Implements `engine.embedded.runner.Runner`. Keeps no state per request."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", threads: int = 0, max_model_len: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        threads: int = 0,
+        max_model_len: int = 0,
+        is_layer_major: bool = False,
+    ) -> None:
         """Loads the model. `threads` is of the whole process, 0 leaves it to torch; `max_model_len` 0: the model's.
+        `is_layer_major`: see `paged_cache.py`.
 
         Raises RunnerError.
         """
         if threads:
             torch.set_num_threads(threads)
+        self._is_layer_major = is_layer_major
         self._dtype_name, self._dtype = dtype, DTYPES[dtype]
         self._facts = read_facts(folder)
         if max_model_len > self._facts.context_length:
@@ -77,19 +89,27 @@ class TorchRunner:
 
     def allocate(self, num_blocks: int, block_size: int) -> list[KvRegion]:
         assert self._cache is None, "allocate is called once"
-        self._geometry = self._shape(block_size)
+        shape = self._shape(block_size)
+        self._geometry = replace(shape, layer_blocks=num_blocks) if self._is_layer_major else shape
         try:
             self._cache = PagedCache(self._geometry, num_blocks, self._dtype)
         except RuntimeError as exc:  # torch's out of memory on a CPU
             size = num_blocks * self.block_bytes(block_size)
             raise RunnerError(f"no memory for {num_blocks} KV blocks ({size} bytes): {exc}") from exc
+        address, block_bytes = self._cache.pool.data_ptr(), self.block_bytes(block_size)
+        if not self._is_layer_major:
+            return [KvRegion(layer="all", base_address=address, block_stride_bytes=block_bytes, num_blocks=num_blocks)]
+        layer_bytes = block_bytes // shape.layers
         return [
             KvRegion(
-                layer="all",
-                base_address=self._cache.pool.data_ptr(),
-                block_stride_bytes=self.block_bytes(block_size),
+                layer=f"model.layers.{layer}",
+                base_address=address + layer * num_blocks * layer_bytes,
+                block_stride_bytes=layer_bytes,
                 num_blocks=num_blocks,
+                storage_address=address,
+                storage_bytes=num_blocks * block_bytes,
             )
+            for layer in range(shape.layers)
         ]
 
     def run(self, batch: list[Chunk], before_layer: LayerHook, after_layer: LayerHook) -> list[ChunkResult]:
@@ -119,7 +139,7 @@ class TorchRunner:
             "layers": str(facts.layers),
             "kv_heads": str(facts.kv_heads),
             "head_dim": str(facts.head_dim),
-            "layout": _LAYOUT,
+            "layout": _LAYOUTS[self._is_layer_major],
         }
 
     def close(self) -> None:

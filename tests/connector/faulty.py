@@ -20,6 +20,15 @@ class FaultyTransport:
         """A read has begun."""
         self.fail_reads = 0
         """So many reads fail, after they moved their first descriptor."""
+        self.write_gate = threading.Event()
+        """A write waits for it before it moves anything."""
+        self.write_gate.set()
+        self.writing = threading.Event()
+        """A write has begun."""
+        self.fail_writes = 0
+        """So many writes fail, after they moved their first descriptor."""
+        self.slow_s = 0.0
+        """Each write takes so long."""
         self.fail_fences = 0
         self.calls: list[str] = []
         self.fenced = threading.Event()
@@ -49,6 +58,14 @@ class FaultyTransport:
         self._inner.read(peer, local, remote, lengths)
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
+        self.calls.append("write")
+        self.writing.set()
+        assert self.write_gate.wait(20)
+        threading.Event().wait(self.slow_s)
+        if self.fail_writes:
+            self.fail_writes -= 1
+            self._inner.write(peer, local[:1], remote[:1], lengths[:1])
+            raise TransportError("status -1")
         self._inner.write(peer, local, remote, lengths)
 
     def fence(self) -> None:
@@ -64,4 +81,5 @@ class FaultyTransport:
 
     def close(self) -> None:
         self.gate.set()
+        self.write_gate.set()
         self._inner.close()

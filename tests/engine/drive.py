@@ -8,7 +8,7 @@ from typing import Any
 
 from connector.settings import ConnectorSettings
 from connector.transport import Transport
-from engine.base import EngineOutput, EngineRequest, LoadKv, PrefillOnly, StepOutputs
+from engine.base import EngineOutput, EngineRequest, LoadKv, PrefillOnly, PushKv, ReceiveKv, StepOutputs
 from engine.embedded.block_hash import extend_hashes
 from engine.embedded.boot import boot
 from engine.embedded.messages import Abort, Identity, Launch, Release
@@ -24,7 +24,7 @@ def request(
     prompt: str | list[int],
     *,
     generated: list[int] | None = None,
-    kv: PrefillOnly | LoadKv | None = None,
+    kv: PrefillOnly | LoadKv | PushKv | ReceiveKv | None = None,
     pair: Pair = Pair(gen=1, attempt=1),  # noqa: B008 - frozen
     max_tokens: int = 5000,
     **sampling: Any,
@@ -98,11 +98,12 @@ class Bench:
         transport: Callable[[ConnectorSettings], Transport] | None = None,
         role: str = "both",
         on_progress: Callable[[], None] = lambda: None,
+        mode: str = "pull",
     ) -> None:
         launch = Launch(
             settings=settings,
             connector=connector,
-            identity=Identity(engine_id=f"engine-{role}", epoch=f"epoch-{role}", role=role),
+            identity=Identity(engine_id=f"engine-{role}", epoch=f"epoch-{role}", role=role, mode=mode),
         )
         self.core, self.info = boot(launch, report=lambda text: None, on_progress=on_progress, new_transport=transport)
         self.answers = Answers()

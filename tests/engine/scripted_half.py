@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from connector.params import PullConsumer, PullProducer, params_from_ticket, parse
-from connector.step import StepMeta, TransferResults
+from connector.step import Scheduled, StepMeta, TransferResults
 from pdq.wire.types import KvTicket, Pair, pack_ids
 
 BLOCK_SIZE = 4
@@ -71,7 +71,7 @@ class ScriptedHalf:
             self.loading[engine_request_id] = list(block_ids)
         self.awaiting_second_call.discard(engine_request_id)
 
-    def build_connector_meta(self) -> StepMeta:
+    def build_connector_meta(self, scheduled: Iterable[Scheduled] = (), preempted: Iterable[str] = ()) -> StepMeta:
         return StepMeta()
 
     def request_finished(
