@@ -6,17 +6,17 @@ import ctypes
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from connector.layout import KvRegion
-from connector.params import PullProducer, params_of
+from connector.params import PullProducer, PushConsumer, PushProducer, params_of
 from connector.scheduler_half import SchedulerHalf
 from connector.settings import ConnectorSettings
-from connector.step import TransferResults
+from connector.step import Scheduled, TransferResults
 from connector.transport import Transport
 from connector.worker_half import WorkerHalf
-from pdq.wire.types import Pair
+from pdq.wire.types import KvSource, Pair
 
 FINGERPRINT = "model=tiny dtype=float32 block_size=16"
 BLOCK_SIZE = 16
@@ -25,10 +25,10 @@ QUICK = ConnectorSettings(kv_lease_s=2.0, kv_hold_s=2.5, kv_wait_s=5.0, kv_answe
 
 
 class Memory:
-    """Block-major KV memory: one region holds all layers of a block."""
+    """KV memory of one region that holds all layers of a block; or layer-major, one region per layer."""
 
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self.num_blocks, self.block_bytes = num_blocks, block_bytes
+    def __init__(self, num_blocks: int, block_bytes: int, num_layers: int = 1) -> None:
+        self.num_blocks, self.block_bytes, self.num_layers = num_blocks, block_bytes, num_layers
         self._buffer = ctypes.create_string_buffer(num_blocks * block_bytes)
         self.view = memoryview(self._buffer).cast("B")
 
@@ -36,18 +36,36 @@ class Memory:
     def regions(self) -> list[KvRegion]:
         return [
             KvRegion(
-                layer="all",
-                base_address=ctypes.addressof(self._buffer),
-                block_stride_bytes=self.block_bytes,
+                layer=layer,
+                base_address=ctypes.addressof(self._buffer) + index * self.num_blocks * self.layer_bytes,
+                block_stride_bytes=self.layer_bytes,
                 num_blocks=self.num_blocks,
+                storage_address=ctypes.addressof(self._buffer),
+                storage_bytes=self.num_blocks * self.block_bytes,
             )
+            for index, layer in enumerate(self.layers)
         ]
 
+    @property
+    def layers(self) -> list[str]:
+        return ["all"] if self.num_layers == 1 else [f"layers.{index}" for index in range(self.num_layers)]
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.block_bytes // self.num_layers
+
     def fill(self, block_id: int, data: bytes) -> None:
-        self.view[block_id * self.block_bytes : (block_id + 1) * self.block_bytes] = data
+        """`data`: layer after layer."""
+        for layer in range(self.num_layers):
+            self.fill_layer(block_id, layer, data[layer * self.layer_bytes : (layer + 1) * self.layer_bytes])
+
+    def fill_layer(self, block_id: int, layer: int, data: bytes) -> None:
+        start = (layer * self.num_blocks + block_id) * self.layer_bytes
+        self.view[start : start + self.layer_bytes] = data
 
     def block(self, block_id: int) -> bytes:
-        return bytes(self.view[block_id * self.block_bytes : (block_id + 1) * self.block_bytes])
+        starts = [(layer * self.num_blocks + block_id) * self.layer_bytes for layer in range(self.num_layers)]
+        return b"".join(bytes(self.view[start : start + self.layer_bytes]) for start in starts)
 
     def scribble(self, block_ids: list[int], seed: int) -> list[bytes]:
         """Random bytes into these blocks; returns them."""
@@ -70,13 +88,15 @@ class World:
         settings: ConnectorSettings = QUICK,
         num_blocks: int = 64,
         block_bytes: int = 1024,
+        num_layers: int = 1,
         fingerprint: str = FINGERPRINT,
         epoch: str | None = None,
         port: int = 0,
     ) -> None:
-        self.memory = Memory(num_blocks, block_bytes)
+        self.memory = Memory(num_blocks, block_bytes, num_layers)
         self.progress = threading.Event()
-        epoch = epoch or f"{name}-{random.randrange(2**32):08x}"
+        self.name = name
+        self.epoch = epoch = epoch or f"{name}-{random.randrange(2**32):08x}"
         self.worker = WorkerHalf(
             settings,
             engine_id=name,
@@ -165,6 +185,81 @@ class World:
         self.scheduler.update_state_after_alloc(name, block_ids, external)
         self.step()
         return external
+
+    # Push
+
+    @property
+    def source(self) -> KvSource:
+        return KvSource(
+            engine_id=self.name,
+            epoch=self.epoch,
+            host="127.0.0.1",
+            port=self.worker.port,
+            tp_size=1,
+            block_size=BLOCK_SIZE,
+        )
+
+    def begin_push(self, request_id: str, num_tokens: int, pair: Pair = FIRST) -> str:
+        """P's scheduler knows the request."""
+        engine_request_id = f"{request_id}:{pair.gen}:{pair.attempt}"
+        params = params_of(PushProducer(transfer_id=request_id, pair=pair))
+        self.scheduler.on_new_request(engine_request_id, params, num_tokens)
+        assert self.scheduler.get_num_new_matched_tokens(engine_request_id, num_tokens, 0) == (0, False)
+        return engine_request_id
+
+    def compute(
+        self,
+        engine_request_id: str,
+        block_ids: list[int],
+        num_tokens: int,
+        written: list[bytes] | None = None,
+        preempted: Sequence[str] = (),
+    ) -> None:
+        """One forward up to `num_tokens`; layer by layer its bytes come into being just before the layer's hook."""
+        scheduled = [Scheduled(engine_request_id, block_ids, num_tokens)]
+        meta = self.scheduler.build_connector_meta(scheduled, preempted)
+        self.worker.handle_preemptions(meta)
+        self.worker.bind_connector_metadata(meta)
+        self.worker.start_load_kv()
+        size = self.memory.layer_bytes
+        for index, layer in enumerate(self.memory.layers):
+            for block_id, data in zip(block_ids, written or [], strict=False):
+                self.memory.fill_layer(block_id, index, data[index * size : (index + 1) * size])
+            self.worker.save_kv_layer(layer)
+        self.worker.wait_for_save()
+        self.worker.clear_connector_metadata()
+
+    def push(
+        self, request_id: str, block_ids: list[int], num_tokens: int, *, chunk: int = 10**9, pair: Pair = FIRST
+    ) -> tuple[str, list[bytes]]:
+        """A whole prefill in chunks; (engine request id, the blocks' bytes)."""
+        engine_request_id = self.begin_push(request_id, num_tokens, pair)
+        rng = random.Random(request_id)
+        written = [rng.randbytes(self.memory.block_bytes) for _ in block_ids]
+        for end in range(min(chunk, num_tokens), num_tokens + chunk, chunk):
+            self.compute(engine_request_id, block_ids, min(end, num_tokens), written)
+        self.finish_push(engine_request_id, block_ids)
+        return engine_request_id, written
+
+    def finish_push(self, engine_request_id: str, block_ids: list[int], finish: str = "prefilled") -> None:
+        assert self.scheduler.request_finished(engine_request_id, block_ids, finish) == (True, None)
+        self.step()
+
+    def receive(
+        self,
+        name: str,
+        source: KvSource,
+        request_id: str,
+        block_ids: list[int],
+        num_tokens: int,
+        *,
+        num_computed: int = 0,
+        pair: Pair = FIRST,
+    ) -> int:
+        """Allocates and says where; returns how many tokens come from P."""
+        params = params_of(PushConsumer(transfer_id=request_id, pair=pair, source=source))
+        self.scheduler.on_new_request(name, params, num_tokens)
+        return self.load(name, block_ids, num_tokens, num_computed)
 
     def close(self) -> None:
         self.scheduler.shutdown()
