@@ -166,7 +166,7 @@ class IoThread:
             elif event.kind == "drained":
                 self._loads.drained(event.leg_id, now)
             elif event.kind == "broken":
-                self._loads.broken(event.leg_id, event.cause, now)
+                self._loads.broken(event.leg_id, event.cause, now, is_peer_lost=event.is_peer_lost)
             elif event.kind == "fenced":
                 self._loads.fenced(event.leg_id, now)
             else:

@@ -24,6 +24,10 @@ class ConnectorSettings:
     kv_answer_tries: int = field(
         default=6, metadata={"help": "a side-channel message is sent this many times before its peer counts as gone"}
     )
+    kv_direct_bytes: int = field(
+        default=4 * 1024 * 1024,
+        metadata={"help": "up to this size D reads at once, without CLAIM, from a P that answered a moment ago"},
+    )
     kv_max_descriptors: int = field(
         default=512, metadata={"help": "most (local, remote, length) descriptors in one transport call"}
     )

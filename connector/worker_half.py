@@ -118,7 +118,7 @@ class WorkerHalf:
         return self._results.take()
 
     def hurry_releases(self, is_short: bool) -> None:
-        """P is short of blocks (or no longer): freed pins wake an idle engine at once, not `kv_release_delay_s` later."""
+        """P is short of blocks, or no longer: freed pins wake an idle engine at once, without `kv_release_delay_s`."""
         if self._io is not None:
             self._io.is_hurried = is_short
 
