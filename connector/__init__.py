@@ -6,7 +6,7 @@ whoever owns them calls their hooks in vLLM's order. Rules of this folder:
 - The pure cores (`transfers`, `layout`, `pins`, `loads`, `legs`, `greetings`, `presence`, `renewals`, `asks`) know no
   clock, socket or thread: `now` is an argument, messages and actions are values. The laws stand on top of `transfers`.
 - Hooks never wait for the network: they hand values to a thread. Three threads do the waiting: `io_thread` (a worker
-  half's sockets and both cores), `reader` (the transport, one blocking call at a time), `renewal_thread` (the scheduler
+  half's sockets and both cores), `reader` (large and failed reads, fences), `renewal_thread` (the scheduler
   half's links). Each socket, core and transport belongs to one of them.
 - Ids in and out are engine_request_ids; between P and D a transfer is (transfer id, pair), and P's epoch comes along.
 - `params` is the only place that knows the kv_transfer_params dict; `mooncake*` the only one that knows Mooncake.
@@ -20,7 +20,8 @@ The life of one pull transfer (P's files: `producer` over `pins`; D's: `loads` o
  5. D's worker half greets P's rank, once per epoch: HELLO -> META with regions, or REJECT with what differs.
  6. CLAIM -> CLAIMED with the transport's address, or GONE. From here to its DONE this rank is an active reader.
     Not for a small read from a P that answered a moment ago: its ticket and the address last heard of are enough.
- 7. The reader thread reads coalesced runs, at most 512 descriptors a call; RENEW goes on meanwhile.
+ 7. Coalesced runs are read, at most 512 descriptors a call, RENEW goes on meanwhile: small ones by `quick_reads` in
+    the IO thread, others by the reader.
  8. VERIFY -> VERIFIED: the pin was never freed. GONE: what was read is worthless. The VERIFY of a load that has one
     leg is its DONE(ok) too.
  9. D reports the id in `finished_recving`, and in `failed_recving` if it isn't valid. Not before the call in flight has

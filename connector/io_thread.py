@@ -18,6 +18,7 @@ from connector.legs import Report, Send, StartRead, StopRead
 from connector.links import SideLinks
 from connector.loads import Loads
 from connector.producer import Producer
+from connector.quick_reads import NAP_S, QuickReads
 from connector.reader import Reader, ReadEvent
 from connector.results import Results
 from connector.settings import ConnectorSettings
@@ -62,6 +63,7 @@ class IoThread:
         self.is_hurried = False
         """Any thread. Freed pins are told at once: the engine is short of blocks."""
         self._reader = Reader(transport, settings, name=f"kv-reader-{hello.rank}", on_event=self._hub.wake)
+        self._quick = QuickReads(transport, self._reader, settings)
         self._loads = Loads(settings, hello=hello, regions=regions)
         self._producer = Producer(
             epoch=hello.consumer,
@@ -98,7 +100,7 @@ class IoThread:
     def _run(self) -> None:
         try:
             while not self._closing:
-                ready = self._hub.wait(self._wait_ms())
+                ready = self._wait()
                 try:
                     self._turn(ready)
                 except Exception:
@@ -113,8 +115,16 @@ class IoThread:
             self._inbox.close()
             self._hub.close()
 
+    def _wait(self) -> Sequence[object]:
+        """Until there is anything to do; the sockets with messages."""
+        while self._quick and not self._quick.look():
+            time.sleep(NAP_S)
+            if (ready := self._hub.wait(0)) or self._commands or self._closing:
+                return ready
+        return self._hub.wait(0 if self._quick else self._wait_ms())
+
     def _wait_ms(self) -> int:
-        if self._commands:
+        if self._commands or self._quick.has_finished:
             return 0
         next_at = self._loads.next_at()
         if self._tell_sent_at is not None:
@@ -136,6 +146,8 @@ class IoThread:
                 for answer, _ in socket.receive():
                     if not isinstance(answer, Request):
                         self._loads.on_message(socket.endpoint, answer, now)
+        for leg_id in self._quick.take_finished():
+            self._on_read_event(ReadEvent(leg_id=leg_id, kind="read"), now)
         for event in self._reader.take_events():
             self._on_read_event(event, now)
         self._producer.tick(now)
@@ -179,9 +191,10 @@ class IoThread:
             if isinstance(action, Send):
                 self._links.send(action.endpoint, action.message, now)
             elif isinstance(action, StartRead):
-                self._reader.submit(action.leg_id, action.address, action.runs)
+                self._quick.begin(action)
             elif isinstance(action, StopRead):
-                self._reader.stop(action.leg_id)
+                if not self._quick.stop(action.leg_id):
+                    self._reader.stop(action.leg_id)
             else:
                 self._report(action)
 

@@ -18,11 +18,12 @@ import structlog
 
 from connector.layout import Runs, batches
 from connector.settings import ConnectorSettings
-from connector.transport import Transport, TransportError
+from connector.transport import PendingRead, Transport, TransportError
 
 log = structlog.get_logger(__name__)
 
 _FENCE_RETRY_S = 0.5
+_NAP_S = 0.001
 _QUICK_S = 1.0
 """A call that failed later than this was stalled: repeating it would stall all other reads as long again."""
 
@@ -43,6 +44,10 @@ class _Job:
     leg_id: int
     peer: str
     runs: Runs
+    pending: PendingRead | None = None
+    """Begun already, by the IO thread, at `began` and in this generation of the transport."""
+    began: float = 0.0
+    generation: int = 0
     stop: bool = False
     is_peer_lost: bool = False
 
@@ -68,9 +73,25 @@ class Reader:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, leg_id: int, peer: str, runs: Runs) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """The transport is free; stays so until the next `submit`."""
         with self._changed:
-            self._queue.append(_Job(leg_id, peer, runs))
+            return self._current is None and not self._queue
+
+    def submit(
+        self,
+        leg_id: int,
+        peer: str,
+        runs: Runs,
+        *,
+        pending: PendingRead | None = None,
+        began: float = 0.0,
+        stop: bool = False,
+    ) -> None:
+        """`pending`: the whole read, begun at `began` and not over yet; nothing else may use the transport now."""
+        with self._changed:
+            self._queue.append(_Job(leg_id, peer, runs, pending, began, self._transport.generation, stop))
             self._changed.notify()
 
     def stop(self, leg_id: int) -> None:
@@ -80,6 +101,9 @@ class Reader:
                 self._current.stop = True
                 return
             for job in self._queue:
+                if job.leg_id == leg_id and job.pending is not None:
+                    job.stop = True
+                    return
                 if job.leg_id == leg_id:
                     self._queue.remove(job)
                     self._events.append(ReadEvent(leg_id=leg_id, kind="drained"))
@@ -93,7 +117,7 @@ class Reader:
         return events
 
     def close(self) -> None:
-        """Ends the thread after the call in flight, then closes the transport. Idempotent."""
+        """Ends the thread after the call in flight, then closes the transport, which ends those begun. Idempotent."""
         with self._changed:
             self._closing = True
             self._queue.clear()
@@ -125,7 +149,7 @@ class Reader:
             job.runs, max_descriptors=self._settings.kv_max_descriptors, max_bytes=self._settings.kv_batch_bytes
         )
         for call in calls:
-            if job.stop:
+            if job.stop and job.pending is None:
                 self._say(job, "drained")
                 return
             cause = self._call(job, call)
@@ -137,9 +161,15 @@ class Reader:
 
     def _call(self, job: _Job, call: Runs) -> str | None:
         """None: the bytes are here. Else the cause; a fence is needed."""
+        pending, job.pending = job.pending, None
         began = time.monotonic()
         try:
-            self._transport.read(job.peer, call.local, call.remote, call.lengths)
+            if pending is not None and job.generation == self._transport.generation:
+                began = job.began
+                while not pending.is_done():
+                    time.sleep(_NAP_S)
+            elif not job.stop:
+                self._transport.read(job.peer, call.local, call.remote, call.lengths)
             return None
         except TransportError as exc:
             cause = str(exc)
