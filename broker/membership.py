@@ -15,6 +15,8 @@ from broker.base import Registry, WorkerRecord
 from broker.errors import DoesNotFit, QueueUnavailable
 from broker.fit import misfit
 
+_READ_BEATS = 1.2
+"""Heartbeats until every process has read what another one told: one, and a margin for Redis."""
 log = structlog.get_logger(__name__)
 
 
@@ -95,6 +97,19 @@ class Membership:
                     log.warning("registry_unavailable", error=str(exc))
                 self._view.is_current = False
             await asyncio.sleep(self._heartbeat_s)
+
+    async def retire(self) -> None:
+        """Tells at once what the record says now (draining), and returns when the others have had time to read it.
+
+        Without a gateway nobody sends work any more, so nobody needs the time.
+        """
+        try:
+            await self.beat()
+        except QueueUnavailable as exc:
+            log.warning("registry_unavailable", error=str(exc))
+            return
+        if self._view.of_role("gateway"):
+            await asyncio.sleep(self._heartbeat_s * _READ_BEATS)
 
     async def leave(self) -> None:
         """Takes this process out of the registry; an unreachable registry forgets it after its TTL."""
