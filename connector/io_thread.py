@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 _MAX_WAIT_S: Final = 0.5
 """How late the end of a lease may be noticed."""
+_TICK_S: Final = 0.05
+"""The same while messages come and go."""
 
 
 class IoThread:
@@ -58,6 +60,7 @@ class IoThread:
         self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
         self._commands: deque[StepMeta] = deque()
         self._closing = False
+        self._tick_at = 0.0
         self._tell_sent_at: float | None = None
         """When the engine is to be told of freed pins, if no step of its own finds them before."""
         self.is_hurried = False
@@ -150,7 +153,9 @@ class IoThread:
             self._on_read_event(ReadEvent(leg_id=leg_id, kind="read"), now)
         for event in self._reader.take_events():
             self._on_read_event(event, now)
-        self._producer.tick(now)
+        if self._tick_at <= now:  # looks at every pin
+            self._tick_at = now + _TICK_S
+            self._producer.tick(now)
         self._loads.tick(now)
         self._act(now)
         self._links.close_idle(now)

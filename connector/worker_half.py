@@ -91,7 +91,7 @@ class WorkerHalf:
     def bind_connector_metadata(self, meta: StepMeta) -> None:
         """P's part of the step comes into force here: before the forward, in every vLLM version."""
         self._bound = meta
-        if not replace(meta, loads=(), cancelled=()).is_empty:
+        if meta.expected or meta.pinned or meta.forgotten or meta.released:
             self._submit(replace(meta, loads=(), cancelled=()))
 
     def start_load_kv(self) -> None:

@@ -73,6 +73,6 @@ def _sampling(request: EngineRequest, num_generated: int) -> SamplingParams:
     """P samples one token and nobody sees it; D never sees the prompt's logits."""
     if isinstance(request.kv, PrefillOnly):
         return replace(request.sampling, max_tokens=num_generated + 1, min_tokens=0, logprobs=None)
-    if isinstance(request.kv, LoadKv):
+    if isinstance(request.kv, LoadKv) and request.sampling.prompt_logprobs is not None:
         return replace(request.sampling, prompt_logprobs=None)
     return request.sampling

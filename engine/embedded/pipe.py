@@ -18,7 +18,7 @@ from engine.embedded.messages import FromEngine, ToEngine, from_engine_codec, to
 
 LENGTH: Final = struct.Struct("<I")
 _UNREAD: Final = struct.Struct("i")
-_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 64 << 20
 
 
