@@ -101,7 +101,7 @@ class PrefillQueue(Protocol):
         """Sleeps until something was enqueued or time is up; takes nothing. True when something came."""
 
     async def renew(self, leases: tuple[JobLease, ...]) -> tuple[bool, ...]:
-        """False: this lease is lost (reaped, cancelled, settled); stop its work."""
+        """False: this lease is lost (reaped, cancelled, settled, its gateway is gone); stop its work."""
 
     async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
         """Removes the job for good. False: it was not ours any more."""
@@ -166,6 +166,9 @@ class WorkerRecord:
 
 
 class Registry(Protocol):
+    ttl_s: float
+    """A process that is silent this long is left out."""
+
     async def heartbeat(self, record: WorkerRecord) -> bool:
         """Writes the record with its TTL. True: this worker is asked to drain."""
 

@@ -92,11 +92,15 @@ class RedisPrefillQueue:
         return await self._wake.wait(timeout_s)
 
     async def renew(self, leases: tuple[JobLease, ...]) -> tuple[bool, ...]:
-        args: list[Argument] = [GROUP]
+        if not leases:
+            return ()
+        keys = self.keys
+        where = (keys.stream, keys.ready, keys.clock, keys.workers)
+        args: list[Argument] = [GROUP, self._gap_ms, _ms(self._settings.orphan_s), self._burial[0]]
         for lease in leases:
-            req = self.keys.req(lease.job.request_id, lease.job.gen)
-            args += [lease.owner, lease.entry_id, req, lease.pair.attempt]
-        return tuple(bool(is_ours) for is_ours in await self._run("renew", (self.keys.stream,), args)) if leases else ()
+            _, _, req, payload = self._keys_of(lease.job.request_id, lease.job.gen)
+            args += [lease.owner, lease.entry_id, req, payload, lease.pair.attempt, lease.job.gateway_id]
+        return tuple(bool(is_ours) for is_ours in await self._run("renew", where, args))
 
     async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
         args = (*_fence(lease), state, decode_worker, self._burial[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from connector.transport import Transport
+from connector.transport import PendingRead, Transport
 
 
 class ExclusiveTransport:
@@ -32,6 +32,10 @@ class ExclusiveTransport:
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         with self._lock:
             self._inner.read(peer, local, remote, lengths)
+
+    def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
+        with self._lock:
+            return self._inner.begin_read(peer, local, remote, lengths)
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         with self._lock:

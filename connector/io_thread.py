@@ -21,6 +21,7 @@ from connector.links import SideLinks
 from connector.loads import Loads
 from connector.producer import Producer
 from connector.push_exchange import LayerSaved, PushExchange, StepSaved
+from connector.quick_reads import NAP_S, QuickReads
 from connector.reader import Reader, ReadEvent
 from connector.results import Results
 from connector.settings import ConnectorSettings
@@ -34,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 _MAX_WAIT_S: Final = 0.5
 """How late the end of a lease may be noticed."""
+_TICK_S: Final = 0.05
+"""The same while messages come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class IoThread:
         self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
         self._commands: deque[StepMeta | LayerSaved | StepSaved | Quiet] = deque()
         self._closing = False
+        self._tick_at = 0.0
         self._tell_sent_at: float | None = None
         """When the engine is to be told of freed pins, if no step of its own finds them before."""
         self.is_hurried = False
@@ -82,6 +86,7 @@ class IoThread:
             on_event=self._hub.wake,
         )
         self._reader = Reader(transport, settings, name=f"kv-reader-{hello.rank}", on_event=self._hub.wake)
+        self._quick = QuickReads(transport, self._reader, settings)
         self._loads = Loads(settings, hello=hello, regions=regions)
         self._producer = Producer(
             epoch=hello.consumer,
@@ -124,7 +129,7 @@ class IoThread:
     def _run(self) -> None:
         try:
             while not self._closing:
-                ready = self._hub.wait(self._wait_ms())
+                ready = self._wait()
                 try:
                     self._turn(ready)
                 except Exception:
@@ -140,8 +145,16 @@ class IoThread:
             self._inbox.close()
             self._hub.close()
 
+    def _wait(self) -> Sequence[object]:
+        """Until there is anything to do; the sockets with messages."""
+        while self._quick and not self._quick.look():
+            time.sleep(NAP_S)
+            if (ready := self._hub.wait(0)) or self._commands or self._closing:
+                return ready
+        return self._hub.wait(0 if self._quick else self._wait_ms())
+
     def _wait_ms(self) -> int:
-        if self._commands:
+        if self._commands or self._quick.has_finished:
             return 0
         times = (self._loads.next_at(), self._exchange.next_at(), self._tell_sent_at)
         next_at = min((at for at in times if at is not None), default=None)
@@ -165,9 +178,13 @@ class IoThread:
                     if not isinstance(answer, Request):
                         self._loads.on_message(socket.endpoint, answer, now)
                         self._exchange.on_answer(socket.endpoint, answer, now)
+        for leg_id in self._quick.take_finished():
+            self._on_read_event(ReadEvent(leg_id=leg_id, kind="read"), now)
         for event in self._reader.take_events():
             self._on_read_event(event, now)
-        self._producer.tick(now)
+        if self._tick_at <= now:  # looks at every pin
+            self._tick_at = now + _TICK_S
+            self._producer.tick(now)
         self._loads.tick(now)
         self._act(now)
         self._exchange.tick(self._links, now)
@@ -203,7 +220,7 @@ class IoThread:
             elif event.kind == "drained":
                 self._loads.drained(event.leg_id, now)
             elif event.kind == "broken":
-                self._loads.broken(event.leg_id, event.cause, now)
+                self._loads.broken(event.leg_id, event.cause, now, is_peer_lost=event.is_peer_lost)
             elif event.kind == "fenced":
                 self._loads.fenced(event.leg_id, now)
             else:
@@ -216,9 +233,10 @@ class IoThread:
             if isinstance(action, Send):
                 self._links.send(action.endpoint, action.message, now)
             elif isinstance(action, StartRead):
-                self._reader.submit(action.leg_id, action.address, action.runs)
+                self._quick.begin(action)
             elif isinstance(action, StopRead):
-                self._reader.stop(action.leg_id)
+                if not self._quick.stop(action.leg_id):
+                    self._reader.stop(action.leg_id)
             else:
                 self._report(action)
 

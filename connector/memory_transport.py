@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from connector.transport import TransportError
+from connector.transport import PendingRead, TransportError
 
 
 class MemoryFabric:
@@ -66,6 +66,10 @@ class MemoryTransport:
         for here, there, length in self._checked(peer, local, remote, lengths):
             ctypes.memmove(here, there, length)
 
+    def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
+        self.read(peer, local, remote, lengths)
+        return _Done()
+
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         for here, there, length in self._checked(peer, local, remote, lengths):
             ctypes.memmove(there, here, length)
@@ -99,3 +103,8 @@ class MemoryTransport:
             if not other.covers(there, length):
                 raise TransportError(f"{there:#x}+{length} is not registered at {peer}")
         return descriptors
+
+
+class _Done:
+    def is_done(self) -> bool:
+        return True

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from connector.mooncake_exit import hasten_exit
-from connector.transport import TransportError
+from connector.transport import PendingRead, TransportError
 
 MAX_DESCRIPTORS: Final = 512
 """A call with some 3,000 fails at once while part of it goes on."""
@@ -81,10 +81,13 @@ class MooncakeTransport:
         self._memory.append((address, num_bytes))
 
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        self._transfer("batch_transfer_async_read", peer, local, remote, lengths)
+        self._begin("batch_transfer_async_read", peer, local, remote, lengths).wait()
+
+    def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
+        return self._begin("batch_transfer_async_read", peer, local, remote, lengths)
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        self._transfer("batch_transfer_async_write", peer, local, remote, lengths)
+        self._begin("batch_transfer_async_write", peer, local, remote, lengths).wait()
 
     def fence(self) -> None:
         self._destroy()
@@ -126,26 +129,57 @@ class MooncakeTransport:
             what = "it overlaps memory registered before" if status == -7 else f"status {status}"
             raise TransportError(f"memory {address:#x}+{num_bytes} can't be registered: {what}")
 
-    def _transfer(
+    def _begin(
         self, method: str, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]
-    ) -> None:
+    ) -> _Transfer:
         if len(lengths) > MAX_DESCRIPTORS:
             raise TransportError(f"{len(lengths)} descriptors in one call, at most {MAX_DESCRIPTORS} are safe")
         if self._engine is None:
             raise TransportError("the transport is not open")
-        began = time.monotonic()
-        deadline = began + self._timeout_s + sum(lengths) / _BYTES_PER_S
-        submit, status_of = getattr(self._engine, method), self._engine.transfer_check_status
+        submit = getattr(self._engine, method)
         # One batch each: only of a batch of one can be asked how it stands without waiting for it.
         batches = [submit(peer, [here], [there], [n]) for here, there, n in zip(local, remote, lengths, strict=True)]
-        for batch in batches:
-            status = -1 if batch in _NO_BATCH else status_of(batch)
-            while status == 0 and (now := time.monotonic()) < deadline:
-                time.sleep(min(max((now - began) / _NAPS_PER_WAIT, _SHORTEST_NAP_S), _LONGEST_NAP_S))
-                status = status_of(batch)
-            if status != 1:
-                what = f"no end after {self._timeout_s} s" if status == 0 else f"status {status}"
-                raise TransportError(f"{method} with {peer}: {what}, {len(lengths)} descriptors, {sum(lengths)} bytes")
+        what = f"{method} with {peer}, {len(lengths)} descriptors, {sum(lengths)} bytes"
+        if any(batch in _NO_BATCH for batch in batches):
+            raise TransportError(f"{what}: not taken")
+        return _Transfer(self, batches, what, self._timeout_s + sum(lengths) / _BYTES_PER_S)
+
+    def status_of(self, batch: int, generation: int) -> int:
+        """1: ended well, and forgotten; 0: under way; else failed."""
+        if generation != self._generation or self._engine is None:
+            raise TransportError("the transport was replaced meanwhile")
+        status: int = self._engine.transfer_check_status(batch)
+        return status
+
+
+class _Transfer:
+    """One call under way."""
+
+    def __init__(self, transport: MooncakeTransport, batches: list[int], what: str, timeout_s: float) -> None:
+        self._transport = transport
+        self._generation = transport.generation
+        self._batches = batches
+        self._what = what
+        self._timeout_s = timeout_s
+        self._began = time.monotonic()
+
+    def is_done(self) -> bool:
+        while self._batches:
+            status = self._transport.status_of(self._batches[-1], self._generation)
+            if status == 1:
+                self._batches.pop()
+                continue
+            if status != 0:
+                raise TransportError(f"{self._what}: status {status}")
+            if time.monotonic() - self._began > self._timeout_s:
+                raise TransportError(f"{self._what}: no end after {self._timeout_s:.1f} s")
+            return False
+        return True
+
+    def wait(self) -> None:
+        while not self.is_done():
+            waited_s = time.monotonic() - self._began
+            time.sleep(min(max(waited_s / _NAPS_PER_WAIT, _SHORTEST_NAP_S), _LONGEST_NAP_S))
 
 
 def _prepare_environment(timeout_s: int) -> None:

@@ -18,11 +18,12 @@ import structlog
 
 from connector.layout import Runs, batches
 from connector.settings import ConnectorSettings
-from connector.transport import Transport, TransportError
+from connector.transport import PendingRead, Transport, TransportError
 
 log = structlog.get_logger(__name__)
 
 _FENCE_RETRY_S = 0.5
+_NAP_S = 0.001
 _QUICK_S = 1.0
 """A call that failed later than this was stalled: repeating it would stall all other reads as long again."""
 
@@ -34,6 +35,8 @@ class ReadEvent:
     leg_id: int
     kind: Literal["read", "drained", "broken", "fenced", "stuck"]
     cause: str = ""
+    is_peer_lost: bool = False
+    """Of `broken`: the peer is dead or stands still."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +44,12 @@ class _Job:
     leg_id: int
     peer: str
     runs: Runs
+    pending: PendingRead | None = None
+    """Begun already, by the IO thread, at `began` and in this generation of the transport."""
+    began: float = 0.0
+    generation: int = 0
     stop: bool = False
+    is_peer_lost: bool = False
 
 
 class Reader:
@@ -65,9 +73,25 @@ class Reader:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, leg_id: int, peer: str, runs: Runs) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """The transport is free; stays so until the next `submit`."""
         with self._changed:
-            self._queue.append(_Job(leg_id, peer, runs))
+            return self._current is None and not self._queue
+
+    def submit(
+        self,
+        leg_id: int,
+        peer: str,
+        runs: Runs,
+        *,
+        pending: PendingRead | None = None,
+        began: float = 0.0,
+        stop: bool = False,
+    ) -> None:
+        """`pending`: the whole read, begun at `began` and not over yet; nothing else may use the transport now."""
+        with self._changed:
+            self._queue.append(_Job(leg_id, peer, runs, pending, began, self._transport.generation, stop))
             self._changed.notify()
 
     def stop(self, leg_id: int) -> None:
@@ -77,6 +101,9 @@ class Reader:
                 self._current.stop = True
                 return
             for job in self._queue:
+                if job.leg_id == leg_id and job.pending is not None:
+                    job.stop = True
+                    return
                 if job.leg_id == leg_id:
                     self._queue.remove(job)
                     self._events.append(ReadEvent(leg_id=leg_id, kind="drained"))
@@ -90,7 +117,7 @@ class Reader:
         return events
 
     def close(self) -> None:
-        """Ends the thread after the call in flight, then closes the transport. Idempotent."""
+        """Ends the thread after the call in flight, then closes the transport, which ends those begun. Idempotent."""
         with self._changed:
             self._closing = True
             self._queue.clear()
@@ -122,29 +149,37 @@ class Reader:
             job.runs, max_descriptors=self._settings.kv_max_descriptors, max_bytes=self._settings.kv_batch_bytes
         )
         for call in calls:
-            if job.stop:
+            if job.stop and job.pending is None:
                 self._say(job, "drained")
                 return
             cause = self._call(job, call)
             if cause is not None:
-                self._say(job, "broken", cause)
+                self._say(job, "broken", cause, is_peer_lost=job.is_peer_lost)
                 self._say(job, "fenced" if self._fence(job) else "stuck", cause)
                 return
         self._say(job, "read")
 
     def _call(self, job: _Job, call: Runs) -> str | None:
         """None: the bytes are here. Else the cause; a fence is needed."""
+        pending, job.pending = job.pending, None
         began = time.monotonic()
         try:
-            self._transport.read(job.peer, call.local, call.remote, call.lengths)
+            if pending is not None and job.generation == self._transport.generation:
+                began = job.began
+                while not pending.is_done():
+                    time.sleep(_NAP_S)
+            elif not job.stop:
+                self._transport.read(job.peer, call.local, call.remote, call.lengths)
             return None
         except TransportError as exc:
             cause = str(exc)
         if time.monotonic() - began > _QUICK_S:
+            job.is_peer_lost = True
             return f"{cause}, stalled"
         if job.stop or not self._fence(job):
             return cause
         if not self._transport.probe(job.peer):
+            job.is_peer_lost = True
             return f"{cause}; {job.peer} is dead"
         self.num_retries += 1
         log.warning("kv_read_repeated", peer=job.peer, cause=cause)
@@ -169,6 +204,13 @@ class Reader:
                 self._changed.wait(_FENCE_RETRY_S)
             left_s -= _FENCE_RETRY_S
 
-    def _say(self, job: _Job, kind: Literal["read", "drained", "broken", "fenced", "stuck"], cause: str = "") -> None:
-        self._events.append(ReadEvent(leg_id=job.leg_id, kind=kind, cause=cause))
+    def _say(
+        self,
+        job: _Job,
+        kind: Literal["read", "drained", "broken", "fenced", "stuck"],
+        cause: str = "",
+        *,
+        is_peer_lost: bool = False,
+    ) -> None:
+        self._events.append(ReadEvent(leg_id=job.leg_id, kind=kind, cause=cause, is_peer_lost=is_peer_lost))
         self._on_event()

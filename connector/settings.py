@@ -30,6 +30,10 @@ class ConnectorSettings:
     kv_preempt_wait_s: float = field(
         default=1.0, metadata={"help": "a step that takes blocks away waits at most this long for writes reading them"}
     )
+    kv_direct_bytes: int = field(
+        default=4 * 1024 * 1024,
+        metadata={"help": "up to this size D reads at once, without CLAIM, from a P that answered a moment ago"},
+    )
     kv_max_descriptors: int = field(
         default=512, metadata={"help": "most (local, remote, length) descriptors in one transport call"}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from connector.transport import Transport
+from connector.transport import PendingRead, Transport
 
 
 class ThrottledTransport:
@@ -34,6 +34,11 @@ class ThrottledTransport:
         self._inner.read(peer, local, remote, lengths)
         self._wait(began_s, lengths)
 
+    def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
+        began_s = time.perf_counter()
+        pending = self._inner.begin_read(peer, local, remote, lengths)
+        return _Throttled(pending, began_s + sum(lengths) / self._bytes_per_s)
+
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         began_s = time.perf_counter()
         self._inner.write(peer, local, remote, lengths)
@@ -52,3 +57,16 @@ class ThrottledTransport:
         left_s = began_s + sum(lengths) / self._bytes_per_s - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
+
+
+class _Throttled:
+    """Not done before its bytes' time is over."""
+
+    def __init__(self, pending: PendingRead, until_s: float) -> None:
+        self._pending = pending
+        self._until_s = until_s
+        self._is_moved = False
+
+    def is_done(self) -> bool:
+        self._is_moved = self._is_moved or self._pending.is_done()
+        return self._is_moved and time.perf_counter() >= self._until_s

@@ -1,7 +1,7 @@
 """The transport port: how bytes of KV blocks get from one process's memory into another's.
 
 Adapters: `mooncake.py` (real) and `memory_transport.py` (one process, for tests and demos).
-One thread owns a transport: no method is called while another one runs.
+One thread at a time owns a transport: no method is called while another one runs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from typing import Protocol
 
 class TransportError(Exception):
     """A call failed. After a failed read or write bytes may still move until `fence` has returned."""
+
+
+class PendingRead(Protocol):
+    """A read that was begun."""
+
+    def is_done(self) -> bool:
+        """Doesn't wait. True, once: the bytes are in place and nothing more moves. Raises TransportError, once."""
 
 
 class Transport(Protocol):
@@ -33,6 +40,9 @@ class Transport(Protocol):
 
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         """Copies peer memory here. When it returns, the bytes are in place and nothing more moves."""
+
+    def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
+        """`read` without the wait. Others may be begun meanwhile. A fence makes it fail."""
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         """Copies local memory to the peer. When it returns, the bytes are in the peer's memory."""

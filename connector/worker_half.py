@@ -105,17 +105,18 @@ class WorkerHalf:
     def bind_connector_metadata(self, meta: StepMeta) -> None:
         """P's part of the step comes into force here: before the forward, in every vLLM version."""
         self._bound = meta
-        at_once = replace(meta, preempted=(), loads=(), cancelled=(), receives=(), lost=())
-        if not at_once.is_empty:
-            self._submit(at_once)
+        is_push = meta.pushes or meta.saves or meta.pushed or meta.stopped
+        if is_push or meta.expected or meta.pinned or meta.forgotten or meta.released:
+            self._submit(replace(meta, preempted=(), loads=(), cancelled=(), receives=(), lost=()))
 
     def start_load_kv(self) -> None:
         """Starts, and cancels, the loads of the bound metadata; may come before or after the forward."""
         bound = self._bound
+        if not (bound.loads or bound.cancelled or bound.receives or bound.lost):
+            return
         due = StepMeta(loads=bound.loads, cancelled=bound.cancelled, receives=bound.receives, lost=bound.lost)
-        if not due.is_empty:
-            self._submit(due)
-            self._bound = replace(bound, loads=(), cancelled=(), receives=(), lost=())
+        self._submit(due)
+        self._bound = replace(bound, loads=(), cancelled=(), receives=(), lost=())
 
     def wait_for_layer_load(self, layer: str) -> None:
         """Nothing: loads are asynchronous, a request runs only after its load was reported."""
@@ -140,7 +141,7 @@ class WorkerHalf:
         return self._results.take()
 
     def hurry_releases(self, is_short: bool) -> None:
-        """P is short of blocks (or no longer): freed pins wake an idle engine at once, not a little later."""
+        """P is short of blocks, or no longer: freed pins wake an idle engine at once, without `kv_release_delay_s`."""
         if self._io is not None:
             self._io.is_hurried = is_short
 

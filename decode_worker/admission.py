@@ -110,7 +110,9 @@ class Admission:
             self._answer(request, Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=0))
             return
         try:
-            answer: Notice | None = await self._peers.request(ready.gateway, self._question(ready))
+            answer: Notice | None = await self._peers.request(
+                ready.gateway, self._question(ready), tries=self._settings.admit_tries
+            )
         except PeerUnavailable:
             answer = None
         self._answer(request, self._decide(request, answer))

@@ -90,7 +90,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
             await inbox.start(worker.on_notice)
-            await membership.join()
+            await drain.unless_requested(membership.join())
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)
             await deltas.drained(timeout_s=1)  # a live gateway acknowledges within 0.1 s

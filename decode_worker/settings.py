@@ -14,3 +14,7 @@ class DecodeWorkerSettings:
     answer_memory_s: float = field(
         default=20.0, metadata={"help": "how long a given answer is remembered for a repeated KvReady"}
     )
+    admit_tries: int = field(
+        default=4,
+        metadata={"help": "times to ask a gateway for Go; below notice_tries, so that P still hears of the silence"},
+    )

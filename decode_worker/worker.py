@@ -85,7 +85,7 @@ class DecodeWorker:
                 tasks = [background.create_task(self._feed()), background.create_task(membership.run())]
                 await drain.wait()
                 self._admission.is_open = False
-                await self._finish_open()
+                await asyncio.gather(membership.retire(), self._finish_open())
                 for task in tasks:
                     task.cancel()
         finally:

@@ -62,7 +62,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """What one step did for one request. After `finish` or `error` no more output comes for it."""
+    """What one step, or a few joined ones, did for one request. After `finish` or `error` nothing more comes for it."""
 
     engine_request_id: str
     token_ids: bytes = b""
@@ -96,7 +96,10 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:
-    """One engine step. Also sent without outputs when blocks were released, and at least once a second."""
+    """One engine step, or a few joined ones when the worker was behind.
+
+    Also sent without outputs when blocks were released, and at least once a second.
+    """
 
     outputs: tuple[EngineOutput, ...]
     released: tuple[str, ...]

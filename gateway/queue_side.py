@@ -123,8 +123,9 @@ class QueueSide:
         try:
             async with asyncio.timeout(self._timeout_s):
                 owner = await self._queue.cancel(request_id, gen)
-        except (QueueUnavailable, TimeoutError) as error:
-            log.warning("queue_cancel_failed", request_id=request_id, gen=gen, error=str(error))
+        except (QueueUnavailable, TimeoutError) as error:  # a worker that takes it is told Gone later
+            reason = str(error) or f"no answer within {self._timeout_s} s"
+            log.warning("queue_cancel_failed", request_id=request_id, gen=gen, error=reason)
             return
         if owner:
             self._notify_owner(owner, request_id, gen)

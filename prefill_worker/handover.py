@@ -58,15 +58,18 @@ class Handover:
         self._room = asyncio.Event()
         self._promised: dict[str, int] = {}
         self._promised_view: tuple[WorkerRecord, ...] = ()
+        self._silent_until: dict[str, float] = {}
 
     def on_room(self) -> None:
-        """Some decode worker has room again: wake every parked job."""
-        self._room.set()
+        """Some decode worker has room again: wake every job that is parked, or will be for what it has heard so far."""
+        told, self._room = self._room, asyncio.Event()
+        told.set()
 
     async def offer(self, held: HeldJob, ready: KvReady) -> HandoverResult:
         """Returns when a decode worker accepted, the gateway said Gone, or park_s passed with every one busy."""
         give_up_at = self._clock() + self._settings.park_s
         while True:
+            room = self._room
             result = await self._offer_once(held, ready)
             if result is not None:
                 return result
@@ -74,14 +77,13 @@ class Handover:
             if remaining_s <= 0:
                 return HandoverResult(outcome=Outcome.NO_ROOM)
             held.phase = Phase.PARKED
-            await self._wait_for_room(min(remaining_s, self._settings.park_retry_s))
+            await _set_within(room, min(remaining_s, self._settings.park_retry_s))
 
     async def _offer_once(self, held: HeldJob, ready: KvReady) -> HandoverResult | None:
         """Every ready decode worker that fits once, best first; None when all were busy or silent."""
         held.phase = Phase.OFFERING
-        self._room.clear()
         tokens = held.num_tokens
-        candidates = self._fitting()
+        candidates = self._heard_of(self._fitting())
         while candidates:
             target = placement.choose(candidates, tokens, self._promises(), self._rng)
             if target is None:
@@ -91,6 +93,7 @@ class Handover:
                 answer = await self._peers.request(target.endpoint, ready)
             except PeerUnavailable:
                 log.warning("decode_worker_silent", request_id=ready.request_id, worker=target.worker_id)
+                self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
                 continue
             match answer:
                 case Accepted():
@@ -114,6 +117,12 @@ class Handover:
             )
         return fitting
 
+    def _heard_of(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Without those that were silent a moment ago, unless all were: each would cost another time-out."""
+        now = self._clock()
+        self._silent_until = {worker: until for worker, until in self._silent_until.items() if until > now}
+        return [worker for worker in workers if worker.worker_id not in self._silent_until] or workers
+
     def _promises(self) -> dict[str, int]:
         """Tokens promised per worker since the view's last refresh: its own numbers cover what came before."""
         if self._promised_view is not self._view.workers:
@@ -121,9 +130,10 @@ class Handover:
             self._promised.clear()
         return self._promised
 
-    async def _wait_for_room(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._room.wait()
-        except TimeoutError:
-            pass
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -97,7 +97,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 record=worker.record,
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
-            await membership.join()
+            await drain.unless_requested(membership.join())
             await inbox.start(worker.on_notice)
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)

@@ -21,6 +21,12 @@ class PrefillWorkerSettings:
     park_retry_s: float = field(
         default=1.0, metadata={"help": "how often a parked prefill asks again when no decode worker tells of room"}
     )
+    silent_s: float = field(
+        default=3.0,
+        metadata={
+            "help": "a decode worker that did not answer is asked last for so long; its registry key is gone then"
+        },
+    )
     prefill_stall_s: float = field(
         default=10.0, metadata={"help": "an engine without progress for this long loses its jobs"}
     )

@@ -39,6 +39,12 @@ local function steady_since(clock, now, gap, is_touched)
   return since
 end
 
+-- A gateway is gone when its heartbeat is old although Redis answered all along. One that never registered is not.
+local function is_gone(workers, gateway_id, now, is_steady, orphan)
+  local beat = is_steady and redis.call('ZSCORE', workers, gateway_id)
+  return beat and now - tonumber(beat) > orphan
+end
+
 -- The fence: true while `owner` holds `entry` in this very attempt. Raises NOGROUP before anything was written.
 local function holds(stream, group, owner, entry, req, attempt)
   return #redis.call('XPENDING', stream, group, entry, entry, 1, owner) == 1

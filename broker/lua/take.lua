@@ -13,12 +13,6 @@ local orphan_ms = tonumber(ARGV[8])
 local is_steady = now - steady_since(KEYS[4], now, tonumber(ARGV[7]), false) >= orphan_ms
 local leases, dead, num_seen = {}, {}, 0
 
--- A gateway is gone when its heartbeat is old although Redis answered all along. One that never registered is not.
-local function is_orphaned(gateway_id)
-  local beat = is_steady and redis.call('ZSCORE', KEYS[5], gateway_id)
-  return beat and now - tonumber(beat) > orphan_ms
-end
-
 local function finish(entry, fields, req, state, detail)
   local attempt = redis.call('HGET', req, 'attempt') or '0'
   remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], state, detail)
@@ -39,7 +33,7 @@ while #leases < max_jobs and num_seen < max_seen do
     if left <= 0 then
       finish(entry, fields, req, 'deadline', 'deadline passed while queued')
       redis.call('UNLINK', job)
-    elseif is_orphaned(fields['gateway_id']) then
+    elseif is_gone(KEYS[5], fields['gateway_id'], now, is_steady, orphan_ms) then
       finish(entry, fields, req, 'orphaned', 'gateway ' .. fields['gateway_id'] .. ' is gone')
       redis.call('UNLINK', job)
     elseif tonumber(fields['tokens']) > budget then

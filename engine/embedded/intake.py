@@ -77,6 +77,6 @@ def _sampling(request: EngineRequest, num_generated: int) -> SamplingParams:
     """P samples one token and nobody sees it; D never sees the prompt's logits."""
     if isinstance(request.kv, PrefillOnly | PushKv):
         return replace(request.sampling, max_tokens=num_generated + 1, min_tokens=0, logprobs=None)
-    if isinstance(request.kv, LoadKv | ReceiveKv):
+    if isinstance(request.kv, LoadKv | ReceiveKv) and request.sampling.prompt_logprobs is not None:
         return replace(request.sampling, prompt_logprobs=None)
     return request.sampling

@@ -6,16 +6,19 @@ A socket pair, not ZeroMQ: both ends see the other process's death at once, and 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
 import struct
+import termios
 from typing import Final
 
 from engine.embedded.messages import FromEngine, ToEngine, from_engine_codec, to_engine_codec
 
 LENGTH: Final = struct.Struct("<I")
-_CHUNK_BYTES: Final = 1 << 20
+_UNREAD: Final = struct.Struct("i")
+_CHUNK_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 64 << 20
 
 
@@ -79,6 +82,15 @@ class EnginePipe:
         while len(self._unsent) > _MAX_UNSENT_BYTES:
             select.select([], [self._socket], [], 1.0)
             self._flush()
+
+    def is_behind(self) -> bool:
+        """The worker hasn't yet taken all that was sent."""
+        if self._unsent:
+            return True
+        try:
+            return bool(_UNREAD.unpack(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(_UNREAD.size)))[0])
+        except OSError:
+            return False  # not every kernel tells
 
     def close(self) -> None:
         """Sends what is left, if the worker takes it within a second."""

@@ -21,6 +21,7 @@ from connector.transport import TransportError
 from engine.base import StepOutputs
 from engine.embedded.boot import boot
 from engine.embedded.core import CoreFailed, EngineCore
+from engine.embedded.held_steps import HeldSteps
 from engine.embedded.messages import Fatal, Launch, Progress, Ready, StartFailed, Stop, unpack_launch
 from engine.embedded.pipe import EnginePipe, ParentGone
 from engine.embedded.runner import RunnerError
@@ -29,6 +30,10 @@ from pdq.runtime.signals import die_with_parent
 
 _BEAT_S: Final = 1.0
 """A sign of life at least this often."""
+_QUICK_STEP_S: Final = 0.002
+"""Only after steps as short as this is it worth while to wait for the worker: the next step follows at once."""
+_MAX_HELD: Final = 16
+"""Steps that one message may stand for."""
 
 _log = structlog.get_logger(__name__)
 
@@ -80,8 +85,12 @@ def _run(launch: Launch, pipe: EnginePipe) -> int:
 
 
 def _serve(core: EngineCore, pipe: EnginePipe) -> None:
-    """Steps while there is something to do; sleeps until a message, the connector or the next beat otherwise."""
+    """Steps while there is something to do; sleeps until a message, the connector or the next beat otherwise.
+
+    A worker that hasn't taken the last message yet gets the following steps as one.
+    """
     next_beat_s = time.monotonic()
+    held = HeldSteps()
 
     def beat_inside_a_long_step() -> None:
         nonlocal next_beat_s
@@ -97,13 +106,20 @@ def _serve(core: EngineCore, pipe: EnginePipe) -> None:
             if isinstance(message, Stop):
                 return
             core.handle(message)
-        is_beat = time.monotonic() >= next_beat_s
+        began_s = time.monotonic()
+        is_beat = began_s >= next_beat_s
         if not (core.is_busy or is_awake or is_beat):
             continue
         step = core.step()
+        ended_s = time.monotonic()
         if step.outputs or step.released or is_beat:
-            pipe.send(step)
-            next_beat_s = time.monotonic() + _BEAT_S
+            held.add(step)
+        if not held.num_steps:
+            continue
+        can_wait = core.is_busy and ended_s - began_s < _QUICK_STEP_S and held.num_steps < _MAX_HELD and not is_beat
+        if not (can_wait and pipe.is_behind()):
+            pipe.send(held.take())
+            next_beat_s = ended_s + _BEAT_S
 
 
 if __name__ == "__main__":

@@ -19,14 +19,18 @@ class Chain:
 
     def extend(self, token_ids: list[int], end: int) -> None:
         """Hashes the tokens up to, not including, position `end`."""
-        block_size, position = self._block_size, self.num_hashed
+        block_size, start = self._block_size, self.num_hashed
+        if end <= start:
+            return
+        packed = pack_ids(token_ids[start:end])
+        position = start
         while position < end:
             stop = min(end, position - position % block_size + block_size)
-            self._hash.update(pack_ids(token_ids[position:stop]))
+            self._hash.update(packed[4 * (position - start) : 4 * (stop - start)])
             position = stop
             if position % block_size == 0:
                 self._full.append(self._hash.digest(DIGEST_BYTES))
-        self.num_hashed = position
+        self.num_hashed = end
 
     def digest(self, index: int) -> bytes:
         """Of block `index`: of a full block, or of the last one as far as it is hashed."""

@@ -4,8 +4,9 @@
 
 - A field holds int, float, bool, str, bytes, an Enum (its value), a dataclass (a map), `tuple[X, ...]` (a list),
   `dict[str, X]`, any of these or None, or a union of dataclasses (`[class name, map]`).
-- A field that is None and has the default None is left out. Unknown fields are ignored, so a newer minor version may
-  add fields with defaults; a missing field without a default is an error, as is any value of another type.
+- A field that holds its default (None, a bool, a small number, an empty text or tuple) is left out. Unknown fields are
+  ignored, so a newer minor version may add fields with defaults; a missing field without a default is an error, as is
+  any value of another type.
 - Plans per class are compiled once, when the Codec is made. There is no reflection per message.
 
 Deltas with 64 items: 0.14 ms to encode and 0.13 ms to decode (measured on a busy 2-core host).
@@ -108,21 +109,27 @@ def _encoder(cls: type) -> Callable[[object], dict[str, object]]:
         raise TypeError(f"a field holds a {cls.__name__}, which has no wire form")
     fields, hints = dataclasses.fields(cls), get_type_hints(cls)
     names = tuple(field.name for field in fields)
-    optional = tuple(field.name for field in fields if field.default is None)
+    optional = tuple((field.name, field.default) for field in fields if _is_plain(field.default))
+    required = tuple(name for name in names if name not in dict(optional))
     tagged = tuple(name for name in names if _holds_union(hints[name]))
-    read = operator.attrgetter(*names, "__class__", "__class__")  # twice: with two names or more it returns a tuple
+    read = operator.attrgetter(*required, "__class__", "__class__")  # twice: with two names or more it returns a tuple
 
     def encode(value: object) -> dict[str, object]:
-        body = dict(zip(names, read(value), strict=False))
-        for name in optional:
-            if body[name] is None:
-                del body[name]
+        body = dict(zip(required, read(value), strict=False))
+        for name, default in optional:
+            item = getattr(value, name)
+            if item is not default:  # an equal one that is another object is merely sent
+                body[name] = item
         for name in tagged:
             if name in body:
                 body[name] = _tag(body[name])
         return body
 
     return encode
+
+
+def _is_plain(default: object) -> bool:
+    return default is None or type(default) in (bool, int, float, str, bytes) or default == ()
 
 
 def _tag(value: object) -> object:

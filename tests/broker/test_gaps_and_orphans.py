@@ -78,6 +78,25 @@ async def test_jobs_of_a_gateway_that_is_gone_end_at_the_take(redis_store: Redis
     assert [lease.job.request_id for lease in taken.leases] == ["fine"]
 
 
+async def test_jobs_of_a_gateway_that_is_gone_end_at_the_renewal(redis_store: RedisStore) -> None:
+    queue, keys = redis_store.queue, redis_store.queue.keys
+    await queue.enqueue(job("orphan", gateway_id="gateway-gone"))
+    await queue.enqueue(job("fine", gateway_id="gateway-here"))
+    orphan, fine = await take_one(queue), await take_one(queue)
+    await redis_store.registry.heartbeat(record("gateway-here", role="gateway"))
+    await redis_store.calls.call("ZADD", keys.workers, 1, "gateway-gone")
+
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=5)
+    after_gap = await queue.renew((orphan, fine))
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=60)
+    is_kept = await queue.renew((orphan, fine))
+
+    assert (after_gap, is_kept) == ((True, True), (False, True))
+    assert await redis_store.state("orphan") == "orphaned"
+    assert await redis_store.leftovers() == (1, 1, 0)
+    assert not await redis_store.calls.call("EXISTS", keys.job("orphan", 1))
+
+
 async def test_no_gateway_is_gone_just_after_a_gap_or_when_it_never_registered(redis_store: RedisStore) -> None:
     queue, keys = redis_store.queue, redis_store.queue.keys
     await queue.enqueue(job("silent", gateway_id="gateway-silent"))

@@ -239,7 +239,10 @@ class Transfers(RuleBasedStateMachine):
 
         def reply(answer: Answer) -> None:
             d.from_p.append(answer)
-            if type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
+            if isinstance(message, Verify) and message.is_last and type(answer).__name__ == "Verified":
+                if prefill := self.prefills.get(message.transfer_id):
+                    prefill.contact.pop(d.name, None)
+            elif type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
                 self._contact(d, answer.key, claims=type(answer).__name__ == "Claimed")  # type: ignore[union-attr]
 
         if isinstance(message, Done) and (prefill := self.prefills.get(message.transfer_id)):

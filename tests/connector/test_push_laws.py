@@ -265,7 +265,9 @@ class Pushing(RuleBasedStateMachine):
 
     def _d_hears(self, message: Any) -> None:
         if isinstance(message, Hello):
-            self.to_p.append(Meta(epoch="d-1", rank=0, tp_size=1, regions=tuple(regions(D_BASE, D_BLOCKS))))
+            self.to_p.append(
+                Meta(epoch="d-1", rank=0, tp_size=1, regions=tuple(regions(D_BASE, D_BLOCKS)), transport_address="d:0")
+            )
         elif isinstance(message, Open | PushDone | PushFail):
             self.receptions.on_message(message, self.to_p.append, self.now)
         else:

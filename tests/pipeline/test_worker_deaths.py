@@ -143,6 +143,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_has(
         assert process_logs.events(pipeline.log_dir, "stopped", name), "it ended by itself"
         assert not process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")
         assert not process_logs.events(pipeline.log_dir, "leases_reaped")
+        assert not process_logs.events(pipeline.log_dir, "decode_worker_silent"), "nobody asked a worker that had gone"
         await pipeline.quiet()
 
 

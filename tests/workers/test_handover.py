@@ -1,0 +1,183 @@
+"""Whom a finished prefill is offered to, and when it is offered again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.base import JobLease, WorkerRecord
+from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
+from broker.membership import RegistryView
+from broker.messages import Accepted, Busy, KvReady, Notice
+from pdq.wire.types import KvTicket, Pair, SamplingParams, pack_ids
+from prefill_worker.handover import Handover, Outcome
+from prefill_worker.held import HeldJob, Phase
+from prefill_worker.settings import PrefillWorkerSettings
+from tests.broker.stores import eventually, job
+
+NOTICES = NoticeSettings(notice_timeout_s=0.1, notice_tries=4)
+
+
+class Decoder:
+    """A decode worker's inbox. Does with an offer what the test says."""
+
+    def __init__(self, name: str, answer: str) -> None:
+        self.name = name
+        self.answer = answer
+        self.num_offers = 0
+        self.offered = asyncio.Event()
+        self.waiting: dict[str, tuple[KvReady, NoticeReply]] = {}
+        self.inbox = NoticeInbox(NOTICES, worker_id=name)
+
+    def on_notice(self, notice: Notice, reply: NoticeReply) -> None:
+        assert isinstance(notice, KvReady)
+        self.num_offers += 1
+        self.offered.set()
+        if self.answer == "accept":
+            reply(Accepted(request_id=notice.request_id, pair=notice.pair))
+        elif self.answer == "busy":
+            reply(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
+        elif self.answer == "wait":
+            self.waiting[notice.request_id] = notice, reply
+
+    @property
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(
+            worker_id=self.name,
+            role="decode",
+            state="ready",
+            endpoint=self.inbox.endpoint,
+            model="m",
+            fingerprint="f",
+            total_blocks=100,
+            free_blocks=100 if self.answer == "silent" else 50,  # the silent one looks best
+            block_size=16,
+        )
+
+
+@asynccontextmanager
+async def handover_to(*decoders: Decoder, park_s: float = 0.0) -> AsyncIterator[Handover]:
+    peers = NoticePeers(NOTICES, worker_id="p1")
+    view = RegistryView()
+    for decoder in decoders:
+        await decoder.inbox.start(decoder.on_notice)
+    view.workers = tuple(decoder.record for decoder in decoders)
+    try:
+        yield Handover(
+            fingerprint="f",
+            peers=peers,
+            view=view,
+            settings=PrefillWorkerSettings(park_s=park_s, park_retry_s=30.0),
+            clock=asyncio.get_running_loop().time,
+            rng=random.Random(1),
+        )
+    finally:
+        await peers.close()
+        for decoder in decoders:
+            await decoder.inbox.close()
+
+
+def prefill(request_id: str) -> tuple[HeldJob, KvReady]:
+    pair = Pair(gen=1, attempt=1)
+    lease = JobLease(
+        job=job(request_id, tokens=3),
+        entry_id="1-1",
+        owner="p1",
+        pair=pair,
+        remaining_s=60.0,
+        queue_wait_s=0.0,
+        failures=0,
+    )
+    ticket = KvTicket(
+        transfer_id=request_id,
+        pair=pair,
+        engine_id="e",
+        epoch="x",
+        host="127.0.0.1",
+        port=1,
+        tp_size=1,
+        block_size=16,
+        num_tokens=3,
+        block_ids=pack_ids([0]),
+    )
+    ready = KvReady(
+        request_id=request_id,
+        pair=pair,
+        remaining_s=60.0,
+        prompt_ids=lease.job.prompt_ids,
+        generated_ids=b"",
+        sampling=SamplingParams(max_tokens=1),
+        ticket=ticket,
+        gateway="tcp://127.0.0.1:1",
+        gateway_id="g1",
+        prefill_worker="p1",
+        prefill_endpoint="tcp://127.0.0.1:1",
+        queue_wait_s=0.0,
+        prefill_s=0.0,
+        cached_tokens=0,
+    )
+    return HeldJob(lease=lease, taken_at=0.0), ready
+
+
+async def test_a_decode_worker_that_was_silent_is_not_asked_again_while_another_one_answers() -> None:
+    silent, alive = Decoder("d1", "silent"), Decoder("d2", "accept")
+    async with handover_to(silent, alive) as handover:
+        for number in range(5):
+            result = await handover.offer(*prefill(f"r{number}"))
+            assert (result.outcome, result.decode_worker) == (Outcome.ACCEPTED, "d2")
+
+    assert silent.num_offers <= NOTICES.notice_tries, "one offer, with its repeats"
+    assert alive.num_offers == 5
+
+
+async def test_the_only_decode_worker_is_asked_again_although_it_was_silent() -> None:
+    only = Decoder("d1", "silent")
+    async with handover_to(only) as handover:
+        assert (await handover.offer(*prefill("r1"))).outcome is Outcome.NO_ROOM
+        only.answer = "accept"
+
+        assert (await handover.offer(*prefill("r2"))).outcome is Outcome.ACCEPTED
+
+
+@pytest.mark.parametrize("num_jobs", [1, 5])
+async def test_room_wakes_every_parked_prefill(num_jobs: int) -> None:
+    decoder = Decoder("d1", "busy")
+    async with handover_to(decoder, park_s=20.0) as handover:
+        jobs = [prefill(f"r{number}") for number in range(num_jobs)]
+        offers = [asyncio.create_task(handover.offer(held, ready)) for held, ready in jobs]
+
+        async def are_parked() -> bool:
+            return all(held.phase is Phase.PARKED for held, _ in jobs)
+
+        await eventually(are_parked)
+        decoder.answer = "accept"
+        handover.on_room()
+
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*offers)
+
+    assert {result.outcome for result in results} == {Outcome.ACCEPTED}
+
+
+async def test_room_that_is_told_while_an_offer_is_under_way_is_not_missed() -> None:
+    """Room, then another job's offer, then Busy for the first one: it was busy before there was room."""
+    decoder = Decoder("d1", "wait")
+    async with handover_to(decoder, park_s=20.0) as handover, asyncio.timeout(5):
+        first = asyncio.create_task(handover.offer(*prefill("r1")))
+        await decoder.offered.wait()
+        handover.on_room()
+        second = asyncio.create_task(handover.offer(*prefill("r2")))
+        while "r2" not in decoder.waiting:
+            decoder.offered.clear()
+            await decoder.offered.wait()
+        decoder.answer = "accept"
+        notice, reply = decoder.waiting["r1"]
+        reply(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
+
+        results = await asyncio.gather(first, second)
+
+    assert {result.outcome for result in results} == {Outcome.ACCEPTED}
