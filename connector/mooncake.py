@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from connector.mooncake_exit import hasten_exit
+from connector.mooncake_exit import hasten_exit, listening_ports
 from connector.transport import PendingRead, TransportError
 
 MAX_DESCRIPTORS: Final = 512
@@ -23,6 +23,7 @@ MAX_DESCRIPTORS: Final = 512
 _NO_BATCH: Final = (0, 2**64 - 1)
 """Nothing was submitted: the peer is unknown or takes nothing."""
 
+_MAX_OPENS: Final = 8
 _PROBE_TIMEOUT_S: Final = 1.0
 """Own probe: Mooncake's waits a minute for a process that is stopped."""
 
@@ -62,6 +63,9 @@ class MooncakeTransport:
         self._address = ""
         self._generation = 0
         self._memory: list[tuple[int, int]] = []
+        self._ports: set[int] = set()
+        """Those that the engine listens on: its handshakes' and its data's."""
+        self._retired_ports: set[int] = set()
 
     @property
     def address(self) -> str:
@@ -109,6 +113,20 @@ class MooncakeTransport:
         self._destroy()
 
     def _open(self) -> None:
+        """Never on a port that was closed by a fence: who still writes there must find nobody."""
+        rejected = []
+        for _ in range(_MAX_OPENS):
+            before = listening_ports()
+            self._open_anywhere()
+            self._ports = listening_ports() - before
+            if not self._ports & self._retired_ports:
+                break
+            rejected.append((self._engine, self._port))  # kept open meanwhile, so that the next one differs
+        for _, port in rejected:
+            hasten_exit(self._host, port)
+        rejected.clear()
+
+    def _open_anywhere(self) -> None:
         engine = self._engine_class()
         status = engine.initialize(self._host, "P2PHANDSHAKE", "tcp", "")
         if status != 0:
@@ -120,6 +138,7 @@ class MooncakeTransport:
     def _destroy(self) -> None:
         """When it returns the engine's threads have ended and its connections are closed: that is the fence."""
         if self._engine is not None:
+            self._retired_ports |= self._ports
             hasten_exit(self._host, self._port)
             self._engine = None
 

@@ -26,6 +26,25 @@ def hasten_exit(host: str, port: int) -> None:
                 return
 
 
+def listening_ports() -> set[int]:
+    """Of all TCP sockets of this process."""
+    ports = set()
+    with contextlib.suppress(OSError):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError, IndexError):
+                if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    continue
+                listener = socket.socket(fileno=fd)
+                try:
+                    if listener.family != socket.AF_UNIX and listener.getsockopt(
+                        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                    ):
+                        ports.add(int(listener.getsockname()[1]))
+                finally:
+                    listener.detach()
+    return ports
+
+
 def _shorten(fd: int, port: int) -> bool:
     """True: this was the listening socket of that port. Only looked at, never owned or doubled."""
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -130,3 +133,13 @@ def test_more_descriptors_than_mooncake_takes_are_refused():
 )
 def test_a_missing_library_is_named_with_its_debian_package(error, hint):
     assert hint in mooncake.explain_import_error(error)
+
+
+def test_no_port_of_a_fenced_mooncake_engine_is_listened_on_again():
+    environ = {**os.environ, "MC_MIN_RPC_PORT": "16500", "MC_MAX_RPC_PORT": "16700"}  # chance would soon repeat one
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.connector.fencing_process"], env=environ, capture_output=True, timeout=30
+    )
+
+    assert ended.returncode == 0, ended.stderr.decode()
