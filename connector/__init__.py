@@ -3,11 +3,12 @@
 A scheduler half sits beside each engine's scheduler, a worker half beside each rank's KV memory. They know no engine:
 whoever owns them calls their hooks in vLLM's order. Rules of this folder:
 
-- The pure cores (`transfers`, `layout`, `pins`, `loads`, `legs`, `greetings`, `presence`, `renewals`, `asks`) know no
-  clock, socket or thread: `now` is an argument, messages and actions are values. The laws stand on top of `transfers`.
-- Hooks never wait for the network: they hand values to a thread. Three threads do the waiting: `io_thread` (a worker
-  half's sockets and both cores), `reader` (large and failed reads, fences), `renewal_thread` (the scheduler
-  half's links). Each socket, core and transport belongs to one of them.
+- The pure cores (`transfers`, `layout`, `pins`, `loads`, `legs`, `greetings`, `presence`, `renewals`, `asks`; `push_states`,
+  `push_legs`, `push_course`, `pushes`, `receptions`, `offers`) know no clock, socket or thread: `now` is an argument,
+  messages and actions are values. The laws stand on top of `transfers` and `push_states`.
+- Hooks never wait for the network (but for `handle_preemptions`): they hand values to a thread. Four threads do the
+  waiting: `io_thread` (a worker half's sockets and all cores), `reader` (large and failed reads, fences), `writer`
+  (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket, core and transport belongs to one of them.
 - Ids in and out are engine_request_ids; between P and D a transfer is (transfer id, pair), and P's epoch comes along.
 - `params` is the only place that knows the kv_transfer_params dict; `mooncake*` the only one that knows Mooncake.
 
@@ -29,5 +30,21 @@ The life of one pull transfer (P's files: `producer` over `pins`; D's: `loads` o
 10. DONE(ok | failed | cancelled), repeated until acknowledged. P frees after ok or cancelled, or at the lease's end,
     and reports the id in `finished_sending`; a release waits for active readers.
 
-Push will add RECV_READY, PUSH_DONE and PUSH_FAIL, a writing job beside the reading one, and the per-layer hooks.
+The life of one push (P's files: `pushed_prefills`, `pushes` over `push_course`, `writer`; D's: `receivers`, `offers`,
+`receptions`; `push_exchange` joins both sides' cores with the threads; tables and laws: `push_states`):
+
+ 1. P's engine is given the request, D's too, in any order. P's worker half knows it from the next step on (Push).
+ 2. D allocates: RECV_READY goes to every P rank, again and again while D waits: it is the sign of life of both sides.
+    D's worker half gets a Receive. Nothing missing at D: RECV_READY says so, once, and P writes nothing.
+ 3. P's rank greets D's (HELLO -> META), then asks: OPEN -> OPENED with the transport's address, or GONE. Who was not
+    answered can't write.
+ 4. Each step's Save names the blocks that it makes final; `save_kv_layer` tells when a layer of them is. What is final
+    and wanted is written by the writing thread; after a late OPENED all of it at once, few descriptors per layer.
+ 5. All layers of all blocks are written: PUSH_DONE with the number of tokens, until acknowledged. D's rank reports the
+    id in `finished_recving` when all its P ranks are done, P's rank its own in `finished_sending`.
+ 6. A call fails: P fences, drops what is queued and asks again, naming the broken generation; D fences before it
+    answers. Everything is written once more; the third time, or after a stall, PUSH_FAIL.
+ 7. D wants it no more (abort, P silent or gone): CANCEL -> CANCELLED once P's call in flight has ended. No answer: D
+    fences. Only then its blocks are free. P aborts: the call in flight ends, PUSH_FAIL, `finished_sending`.
+ 8. P preempts: `handle_preemptions` waits, bounded, for the call in flight; the prefill starts over and so does the push.
 """

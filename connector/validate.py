@@ -25,6 +25,8 @@ def problems(settings: ConnectorSettings) -> list[str]:
         )
     if settings.kv_wait_s <= settings.kv_answer_s * settings.kv_answer_tries:
         found.append(f"kv_wait_s = {settings.kv_wait_s:g} s must be above kv_answer_s x kv_answer_tries")
+    if settings.kv_push_wait_s < settings.kv_wait_s:
+        found.append(f"kv_push_wait_s = {settings.kv_push_wait_s:g} s must be at least kv_wait_s")
     if not 1 <= settings.kv_max_descriptors <= 512:
         found.append(f"kv_max_descriptors is {settings.kv_max_descriptors}, allowed are 1 to 512")
     return found
