@@ -3,12 +3,13 @@
 A scheduler half sits beside each engine's scheduler, a worker half beside each rank's KV memory. They know no engine:
 whoever owns them calls their hooks in vLLM's order. Rules of this folder:
 
-- The pure cores (`transfers`, `layout`, `pins`, `loads`, `legs`, `greetings`, `presence`, `renewals`, `asks`; `push_states`,
-  `push_legs`, `push_course`, `pushes`, `receptions`, `offers`) know no clock, socket or thread: `now` is an argument,
-  messages and actions are values. The laws stand on top of `transfers` and `push_states`.
-- Hooks never wait for the network (but for `handle_preemptions`): they hand values to a thread. Four threads do the
+- The pure cores (pull: `transfers`, `pins`, `loads`, `legs`, `presence`, `renewals`; push: `push_states`, `push_legs`,
+  `push_course`, `pushes`, `receptions`, `offers`; both: `layout`, `greetings`, `asks`) know no clock, socket or thread:
+  `now` is an argument, messages and actions are values. The laws stand on top of `transfers` and `push_states`.
+- Hooks never wait for the network, but for `handle_preemptions`: they hand values to a thread. Four threads do the
   waiting: `io_thread` (a worker half's sockets and all cores), `reader` (large and failed reads, fences), `writer`
-  (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket, core and transport belongs to one of them.
+  (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket and core belongs to one
+  of them, the transport to one at a time.
 - Ids in and out are engine_request_ids; between P and D a transfer is (transfer id, pair), and P's epoch comes along.
 - `params` is the only place that knows the kv_transfer_params dict; `mooncake*` the only one that knows Mooncake.
 
@@ -46,5 +47,5 @@ The life of one push (P's files: `pushed_prefills`, `pushes` over `push_course`,
     answers. Everything is written once more; the third time, or after a stall, PUSH_FAIL.
  7. D wants it no more (abort, P silent or gone): CANCEL -> CANCELLED once P's call in flight has ended. No answer: D
     fences. Only then its blocks are free. P aborts: the call in flight ends, PUSH_FAIL, `finished_sending`.
- 8. P preempts: `handle_preemptions` waits, bounded, for the call in flight; the prefill starts over and so does the push.
+ 8. P preempts: `handle_preemptions` waits, bounded, for the call in flight; prefill and push start over.
 """

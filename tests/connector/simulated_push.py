@@ -1,12 +1,18 @@
-"""Values of push's random-event test: memory of two layers, P's writing thread, and bytes that land late."""
+"""What push's random-event test plays on: memory of two layers, P's writing thread, bytes that land late, a network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from connector.layout import KvRegion
-from connector.push_legs import StartWrite
+from connector.legs import Send
+from connector.offers import Offers
+from connector.push_legs import PushReport, ReceiveReport, StartWrite, StopWrites
+from connector.pushes import Pushes
+from connector.receptions import Receptions
 from connector.settings import ConnectorSettings
+from connector.side_channel import Answer, Cancel, Hello, Meta, Open, PushDone, PushFail, RecvReady, Request
 from connector.step import Push
 from connector.transfers import Outcome
 from pdq.wire.types import KvSource, Pair
@@ -18,6 +24,7 @@ P_BLOCKS, D_BLOCKS, LAYERS = 12, 12, ("l0", "l1")
 PAIR = Pair(gen=1, attempt=1)
 SOURCE = KvSource(engine_id="p", epoch="p-1", host="p", port=7, tp_size=1, block_size=16)
 P_BASE, D_BASE, STRIDE = 1000, 5000, 100
+P_AT, D_AT = "tcp://p:7", "tcp://d:9"
 
 
 def regions(base: int, num_blocks: int) -> list[KvRegion]:
@@ -89,3 +96,117 @@ class Receiver:
     first_block: int
     outcome: Outcome | None = None
     addresses: set[int] = field(default_factory=set)
+
+
+class PushSimulation:
+    """Both cores, the network between them, the memory of both and what is under way. `settle` after every event."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.count = 0
+        self.memory: dict[int, int] = {}
+        self.p_free, self.d_free = list(range(P_BLOCKS)), list(range(D_BLOCKS))
+        self.prefills: dict[str, Prefill] = {}
+        self.receivers: dict[str, Receiver] = {}
+        self.reported: set[str] = set()
+        self.jobs: list[Job] = []
+        self.late: list[tuple[int, int, int]] = []
+        """(generation, value, D's address) of failed calls."""
+        self.generation = 0
+        self.is_fence_wanted = False
+        self.to_p: list[Request | Answer] = []
+        self.to_d: list[Request | Answer] = []
+        self.pushes = Pushes(SETTINGS, hello=self.hello("p-1"), regions=regions(P_BASE, P_BLOCKS))
+        self.receptions = Receptions(
+            SETTINGS, hello=self.hello("d-1"), transport_at=lambda: (f"d:{self.generation}", self.generation)
+        )
+        self.offers = Offers(SETTINGS, consumer="d-1")
+
+    def hello(self, name: str) -> Hello:
+        return Hello(epoch="", consumer=name, rank=0, tp_size=1, fingerprint="a=1")
+
+    def p_hears(self, message: Any) -> None:
+        if isinstance(message, RecvReady):
+            self.pushes.recv_ready(message, self.to_d.append, self.now)
+        elif isinstance(message, Cancel):
+            self.pushes.cancel(message, self.to_d.append, self.now)
+        else:
+            self.pushes.on_answer(D_AT, message, self.now)
+        self.settle()
+
+    def d_hears(self, message: Any) -> None:
+        if isinstance(message, Hello):
+            self.to_p.append(
+                Meta(epoch="d-1", rank=0, tp_size=1, regions=tuple(regions(D_BASE, D_BLOCKS)), transport_address="d:0")
+            )
+        elif isinstance(message, Open | PushDone | PushFail):
+            self.receptions.on_message(message, self.to_p.append, self.now)
+        else:
+            self.offers.on_message(P_AT, message, self.now)
+            self.receptions.on_answer(P_AT, message, self.now)
+        self.settle()
+
+    def break_off(self, job: Job) -> None:
+        """What the call has under way may land later. P fences, so nothing is read any more."""
+        self.late += [(job.generation, self.memory[local], remote) for local, remote in job.pairs]
+        self.jobs.remove(job)
+        self.pushes.broken(job.job_id, job.push_id, "status -1", False, self.now)
+
+    def land(self, value: int, remote: int) -> None:
+        owners = [name for name, r in self.receivers.items() if remote in r.addresses]
+        assert owners, "a byte landed in blocks that were given back"
+        assert owners == [f"r{value // 100}"], "another request's byte"
+        self.memory[remote] = value
+
+    def settle(self) -> None:
+        self.pushes.tick(self.now)
+        self.receptions.tick(self.now)
+        self.to_p += [message for _, message in self.offers.tick(self.now)]
+        for name, reason in self.offers.take_gone().items():
+            self.receptions.lose(name, reason, self.now)
+        for action in self.pushes.take_actions():
+            if isinstance(action, Send):
+                self.to_d.append(action.message)
+            elif isinstance(action, StartWrite):
+                self.jobs.append(Job.of(action))
+            elif isinstance(action, StopWrites):
+                for job in [job for job in self.jobs[1:] if job.push_id == action.push_id]:
+                    self.jobs.remove(job)
+                    self.pushes.dropped(job.job_id, job.push_id, self.now)
+                self.settle()
+            else:
+                self._pushed(action)
+        for answer in self.receptions.take_actions():
+            if isinstance(answer, Send):
+                self.to_p.append(answer.message)
+            elif isinstance(answer, ReceiveReport):
+                self._received(answer)
+            else:
+                self.is_fence_wanted = True
+
+    def _pushed(self, report: PushReport) -> None:
+        prefill = self.prefills.pop(report.engine_request_id)  # KeyError: freed twice
+        assert prefill.is_left
+        mine = {address for block in prefill.blocks for address in addresses(P_BASE, block)}
+        assert not any(local in mine for job in self.jobs for local, _ in job.pairs), "freed under a write"
+        self.free_p(prefill.blocks)
+
+    def free_p(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.memory.update(dict.fromkeys(addresses(P_BASE, block), -1))  # anybody's now
+        self.p_free += blocks
+
+    def _received(self, report: ReceiveReport) -> None:
+        name = report.receive.engine_request_id
+        receiver = self.receivers.pop(name)  # KeyError: reported twice
+        self.reported.add(name)
+        writing = {remote for job in self.jobs if job.generation == self.generation for _, remote in job.pairs}
+        landing = {remote for generation, _, remote in self.late if generation == self.generation}
+        assert not (writing | landing) & receiver.addresses, "reported while its blocks may be written"
+        if report.outcome is Outcome.OK:
+            for index, block in list(enumerate(receiver.blocks))[receiver.first_block :]:
+                found = [self.memory.get(address) for address in addresses(D_BASE, block)]
+                assert found == [content(receiver.number, index, layer) for layer in range(2)]
+        for block in receiver.blocks:
+            self.memory.update(dict.fromkeys(addresses(D_BASE, block), -2))
+        self.d_free += receiver.blocks

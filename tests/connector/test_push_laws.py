@@ -4,20 +4,12 @@ late, a network that drops, repeats and delays. A P that is stopped is one whose
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from connector.legs import Send
-from connector.offers import Offers
-from connector.push_legs import PushReport, ReceiveReport, StartWrite, StopWrites
-from connector.pushes import Pushes
-from connector.receptions import Receptions
-from connector.side_channel import Answer, Cancel, Hello, Meta, Open, PushDone, PushFail, RecvReady, Request
+from connector.side_channel import RecvReady
 from connector.step import Receive, Save, StopPush
-from connector.transfers import Outcome
 from pdq.wire.types import pack_ids
 from tests.connector.simulated_push import (
     D_BASE,
@@ -25,41 +17,19 @@ from tests.connector.simulated_push import (
     P_BASE,
     P_BLOCKS,
     PAIR,
-    SETTINGS,
     SOURCE,
-    Job,
     Prefill,
+    PushSimulation,
     Receiver,
     addresses,
     content,
-    regions,
 )
 
-P_AT, D_AT = "tcp://p:7", "tcp://d:9"
 
-
-class Pushing(RuleBasedStateMachine):
+class Pushing(PushSimulation, RuleBasedStateMachine):
     def __init__(self) -> None:
-        super().__init__()
-        self.now = 100.0
-        self.count = 0
-        self.memory: dict[int, int] = {}
-        self.p_free, self.d_free = list(range(P_BLOCKS)), list(range(D_BLOCKS))
-        self.prefills: dict[str, Prefill] = {}
-        self.receivers: dict[str, Receiver] = {}
-        self.reported: set[str] = set()
-        self.jobs: list[Job] = []
-        self.late: list[tuple[int, int, int]] = []
-        """(generation, value, D's address) of failed calls."""
-        self.generation = 0
-        self.is_fence_wanted = False
-        self.to_p: list[Request | Answer] = []
-        self.to_d: list[Request | Answer] = []
-        self.pushes = Pushes(SETTINGS, hello=self._hello("p-1"), regions=regions(P_BASE, P_BLOCKS))
-        self.receptions = Receptions(
-            SETTINGS, hello=self._hello("d-1"), transport_at=lambda: (f"d:{self.generation}", self.generation)
-        )
-        self.offers = Offers(SETTINGS, consumer="d-1")
+        RuleBasedStateMachine.__init__(self)
+        PushSimulation.__init__(self)
 
     # P's engine
 
@@ -70,7 +40,7 @@ class Pushing(RuleBasedStateMachine):
             prefill = Prefill(self.count, num_blocks, [self.p_free.pop(0) for _ in range(num_blocks)])
             self.prefills[prefill.name] = prefill
             self.pushes.expect(prefill.push, self.now)
-            self._settle()
+            self.settle()
 
     @rule(pick=st.integers(0, 99))
     def compute(self, pick: int) -> None:
@@ -85,13 +55,13 @@ class Pushing(RuleBasedStateMachine):
         for layer, address in enumerate(addresses(P_BASE, block)):
             self.memory[address] = content(prefill.number, index, layer)
             self.pushes.layer_saved(f"l{layer}", self.now)
-            self._settle()
+            self.settle()
         self.pushes.end_step(self.now, self.now)
         prefill.num_computed += 1
         if is_last:
             prefill.is_left = True
             self.pushes.pushed(prefill.name, self.now)
-        self._settle()
+        self.settle()
 
     @rule(pick=st.integers(0, 99))
     def preempt(self, pick: int) -> None:
@@ -100,12 +70,12 @@ class Pushing(RuleBasedStateMachine):
             return
         prefill = running[pick % len(running)]
         self.pushes.preempt([prefill.name])
-        self._settle()
+        self.settle()
         for _ in range(99):
             if self.pushes.is_quiet(prefill.name):
                 break
             self.write()
-        self._free_p(prefill.blocks)
+        self.free_p(prefill.blocks)
         prefill.blocks = [self.p_free.pop(0) for _ in prefill.blocks]
         prefill.num_computed = 0
 
@@ -115,7 +85,7 @@ class Pushing(RuleBasedStateMachine):
             prefill = list(self.prefills.values())[pick % len(self.prefills)]
             prefill.is_left = True
             self.pushes.stop(StopPush(engine_request_id=prefill.name, reason="aborted", is_reported=True), self.now)
-            self._settle()
+            self.settle()
 
     # D's engine
 
@@ -150,7 +120,7 @@ class Pushing(RuleBasedStateMachine):
             Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=SOURCE, num_tokens=16 * num_blocks),
             self.now,
         )
-        self._settle()
+        self.settle()
 
     @rule(pick=st.integers(0, 99))
     def cancel(self, pick: int) -> None:
@@ -158,7 +128,7 @@ class Pushing(RuleBasedStateMachine):
             name = sorted(self.receivers)[pick % len(self.receivers)]
             self.offers.stop(name)
             self.receptions.cancel(name, self.now)
-            self._settle()
+            self.settle()
 
     # The network and time
 
@@ -172,13 +142,13 @@ class Pushing(RuleBasedStateMachine):
     def talk(self) -> None:
         """All messages arrive."""
         for _ in range(6):
-            for queue, hear in ((self.to_p, self._p_hears), (self.to_d, self._d_hears)):
+            for queue, hear in ((self.to_p, self.p_hears), (self.to_d, self.d_hears)):
                 while queue:
                     hear(queue.pop(0))
 
     @rule(to_p=st.booleans(), fate=st.sampled_from(["deliver", "deliver", "late", "drop", "repeat"]))
     def message(self, to_p: bool, fate: str) -> None:
-        queue, hear = (self.to_p, self._p_hears) if to_p else (self.to_d, self._d_hears)
+        queue, hear = (self.to_p, self.p_hears) if to_p else (self.to_d, self.d_hears)
         if queue:
             message = queue[0] if fate == "repeat" else queue.pop(0)
             if fate == "late":
@@ -189,7 +159,7 @@ class Pushing(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.6, 2.0, 5.0, 9.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self._settle()
+        self.settle()
 
     # Transports
 
@@ -200,20 +170,20 @@ class Pushing(RuleBasedStateMachine):
             return
         job = self.jobs[0]
         if job.generation != self.generation:
-            self._break(job)
+            self.break_off(job)
         elif job.pairs:
             local, remote = job.pairs.pop(0)
-            self._land(self.memory[local], remote)
+            self.land(self.memory[local], remote)
         if self.jobs and self.jobs[0] is job and not job.pairs:
             self.jobs.pop(0)
             self.pushes.written(job.job_id, job.push_id, self.now, self.now, self.now)
-        self._settle()
+        self.settle()
 
     @rule()
     def break_write(self) -> None:
         if self.jobs:
-            self._break(self.jobs[0])
-            self._settle()
+            self.break_off(self.jobs[0])
+            self.settle()
 
     @rule()
     def land_late(self) -> None:
@@ -221,7 +191,7 @@ class Pushing(RuleBasedStateMachine):
         if self.late:
             generation, value, remote = self.late.pop(0)
             if generation == self.generation:
-                self._land(value, remote)
+                self.land(value, remote)
 
     @rule()
     def fence(self) -> None:
@@ -229,7 +199,7 @@ class Pushing(RuleBasedStateMachine):
             self.is_fence_wanted = False
             self.generation += 1
             self.receptions.fenced(self.now)
-            self._settle()
+            self.settle()
 
     @invariant()
     def blocks_are_owned_once(self) -> None:
@@ -244,101 +214,12 @@ class Pushing(RuleBasedStateMachine):
             self.compute(0)
             self.write()
             self.fence()
-            self._settle()
+            self.settle()
             if not self.prefills and not self.receivers:
                 break
         assert not self.prefills
         assert not self.receivers
         assert not self.jobs
-
-    def _hello(self, name: str) -> Hello:
-        return Hello(epoch="", consumer=name, rank=0, tp_size=1, fingerprint="a=1")
-
-    def _p_hears(self, message: Any) -> None:
-        if isinstance(message, RecvReady):
-            self.pushes.recv_ready(message, self.to_d.append, self.now)
-        elif isinstance(message, Cancel):
-            self.pushes.cancel(message, self.to_d.append, self.now)
-        else:
-            self.pushes.on_answer(D_AT, message, self.now)
-        self._settle()
-
-    def _d_hears(self, message: Any) -> None:
-        if isinstance(message, Hello):
-            self.to_p.append(
-                Meta(epoch="d-1", rank=0, tp_size=1, regions=tuple(regions(D_BASE, D_BLOCKS)), transport_address="d:0")
-            )
-        elif isinstance(message, Open | PushDone | PushFail):
-            self.receptions.on_message(message, self.to_p.append, self.now)
-        else:
-            self.offers.on_message(P_AT, message, self.now)
-            self.receptions.on_answer(P_AT, message, self.now)
-        self._settle()
-
-    def _break(self, job: Job) -> None:
-        """What the call has under way may land later. P fences, so nothing is read any more."""
-        self.late += [(job.generation, self.memory[local], remote) for local, remote in job.pairs]
-        self.jobs.remove(job)
-        self.pushes.broken(job.job_id, job.push_id, "status -1", False, self.now)
-
-    def _land(self, value: int, remote: int) -> None:
-        owners = [name for name, r in self.receivers.items() if remote in r.addresses]
-        assert owners, "a byte landed in blocks that were given back"
-        assert owners == [f"r{value // 100}"], "another request's byte"
-        self.memory[remote] = value
-
-    def _settle(self) -> None:
-        self.pushes.tick(self.now)
-        self.receptions.tick(self.now)
-        self.to_p += [message for _, message in self.offers.tick(self.now)]
-        for name, reason in self.offers.take_gone().items():
-            self.receptions.lose(name, reason, self.now)
-        for action in self.pushes.take_actions():
-            if isinstance(action, Send):
-                self.to_d.append(action.message)
-            elif isinstance(action, StartWrite):
-                self.jobs.append(Job.of(action))
-            elif isinstance(action, StopWrites):
-                for job in [job for job in self.jobs[1:] if job.push_id == action.push_id]:
-                    self.jobs.remove(job)
-                    self.pushes.dropped(job.job_id, job.push_id, self.now)
-                self._settle()
-            else:
-                self._pushed(action)
-        for answer in self.receptions.take_actions():
-            if isinstance(answer, Send):
-                self.to_p.append(answer.message)
-            elif isinstance(answer, ReceiveReport):
-                self._received(answer)
-            else:
-                self.is_fence_wanted = True
-
-    def _pushed(self, report: PushReport) -> None:
-        prefill = self.prefills.pop(report.engine_request_id)  # KeyError: freed twice
-        assert prefill.is_left
-        mine = {address for block in prefill.blocks for address in addresses(P_BASE, block)}
-        assert not any(local in mine for job in self.jobs for local, _ in job.pairs), "freed under a write"
-        self._free_p(prefill.blocks)
-
-    def _free_p(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self.memory.update(dict.fromkeys(addresses(P_BASE, block), -1))  # anybody's now
-        self.p_free += blocks
-
-    def _received(self, report: ReceiveReport) -> None:
-        name = report.receive.engine_request_id
-        receiver = self.receivers.pop(name)  # KeyError: reported twice
-        self.reported.add(name)
-        writing = {remote for job in self.jobs if job.generation == self.generation for _, remote in job.pairs}
-        landing = {remote for generation, _, remote in self.late if generation == self.generation}
-        assert not (writing | landing) & receiver.addresses, "reported while its blocks may be written"
-        if report.outcome is Outcome.OK:
-            for index, block in list(enumerate(receiver.blocks))[receiver.first_block :]:
-                found = [self.memory.get(address) for address in addresses(D_BASE, block)]
-                assert found == [content(receiver.number, index, layer) for layer in range(2)]
-        for block in receiver.blocks:
-            self.memory.update(dict.fromkeys(addresses(D_BASE, block), -2))
-        self.d_free += receiver.blocks
 
 
 Pushing.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
