@@ -124,8 +124,9 @@ class Pins:
     def verify(self, key: TransferKey, consumer: str, rank: int, now: float) -> str | None:
         """None: the blocks have been pinned ever since the prefill, so what was read is valid.
 
-        A pin is made once and freed once, so one that lives now has always lived, claimed or not. A repeated question
-        gets the same answer when the first has freed the pin. Check `is_expected` first: the question then has to wait.
+        The reader's ticket was made when the bytes were in place, and a pin is freed once: one that lives now has lived
+        since then, claimed or not. A repeated question gets the same answer when the first has freed the pin. Check
+        `is_expected` first: the question then has to wait.
         """
         if (buried := self._pins.get(key)) is not None and rank in buried.done.get(consumer, ()):
             return None

@@ -32,10 +32,11 @@ class Admission:
         room: RoomWaiters,
         engine: Engine,
         peers: NoticePeers,
+        is_stalled: Callable[[], bool],
         on_go: Callable[[DecodeRequest, list[Delta]], None],
         clock: Callable[[], float],
     ) -> None:
-        """`on_go` sends the deltas that were held back until Go."""
+        """`on_go` sends the deltas that were held back until Go. `is_stalled`: the engine hangs."""
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._settings = settings
@@ -45,6 +46,7 @@ class Admission:
         self._room = room
         self._engine = engine
         self._peers = peers
+        self._is_stalled = is_stalled
         self._on_go = on_go
         self._clock = clock
         self._replies: dict[DecodeRequest, NoticeReply] = {}
@@ -73,7 +75,7 @@ class Admission:
             self._requests.abort(request, reason=cancel.reason)
 
     def _has_room(self, ready: KvReady) -> bool:
-        if not self.is_open or self._ledger.holds(_engine_request_id(ready)):
+        if not self.is_open or self._is_stalled() or self._ledger.holds(_engine_request_id(ready)):
             return False  # the latter: an aborted one of the same pair still drains
         return self._ledger.can_promise(self._needed_tokens(ready))
 

@@ -14,6 +14,10 @@ class DecodeWorkerSettings:
     answer_memory_s: float = field(
         default=20.0, metadata={"help": "how long a given answer is remembered for a repeated KvReady"}
     )
+    decode_stall_s: float = field(
+        default=10.0,
+        metadata={"help": "an engine without a sign of life or progress for this long gets no new requests"},
+    )
     admit_tries: int = field(
         default=4,
         metadata={"help": "times to ask a gateway for Go; below notice_tries, so that P still hears of the silence"},

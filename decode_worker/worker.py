@@ -20,6 +20,7 @@ from decode_worker.settings import DecodeWorkerSettings
 from decode_worker.token_stream import TokenStream
 from engine.base import Engine, EngineInfo, EngineStats
 from engine.ledger import KvLedger
+from engine.progress import Progress
 from pdq.runtime.signals import Drain
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,7 @@ class DecodeWorker:
         self._info = engine_info
         self._clock = clock
         self._stats: EngineStats | None = None
+        self._progress = Progress(clock(), stall_s=settings.decode_stall_s)
         self._stepped = asyncio.Event()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
         self._room = RoomWaiters(worker_id, peers)
@@ -70,6 +72,7 @@ class DecodeWorker:
             room=self._room,
             engine=engine,
             peers=peers,
+            is_stalled=lambda: self._progress.is_stalled(clock()),
             on_go=self._stream.on_go,
             clock=clock,
         )
@@ -132,6 +135,8 @@ class DecodeWorker:
     async def _feed(self) -> None:
         async for step in self._engine.outputs():
             self._stats = step.stats
+            # Requests that wait for their KV make no step: P may be slow, and has a time limit of its own.
+            self._progress.observe(step.stats.step, is_idle=step.stats.running == 0, now=self._clock())
             self._stream.on_step(step)
             released = [self._ledger.release(engine_request_id) for engine_request_id in step.released]
             if any(released):

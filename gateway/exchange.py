@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from broker.messages import Admit
 from gateway.prepare import Prompt
 from gateway.session import Emit, Fail, Finish, Session
-from pdq.wire.types import TokenLogprob
+from pdq.wire.types import Pair, TokenLogprob
 
 
 class Bell:
@@ -72,6 +72,11 @@ class Exchange:
     def cached_tokens(self) -> int:
         admit = self.first_admit or self.admit
         return 0 if admit is None else admit.cached_tokens
+
+    def kv_holder(self, pair: Pair) -> str | None:
+        """The prefill worker that may still hold the KV of this attempt; None once a token showed that it was read."""
+        is_unread = self.admit is not None and self.admit.pair == pair and self.last_token_at < self.admitted_at
+        return self.admit.prefill_worker if self.admit is not None and is_unread else None
 
     def take(self) -> list[Emit]:
         """What came since the last call."""

@@ -166,15 +166,11 @@ class Hub:
         exchange = self._exchanges.get(failed.request_id)
         if exchange is None:
             return
-        log.warning(
-            "attempt_failed",
-            request_id=failed.request_id,
-            pair=str(failed.pair),
-            worker=failed.worker,
-            code=failed.code,
-            detail=failed.detail,
-        )
         commands = exchange.session.on_failed(failed.pair, failed.code, failed.detail, retryable=failed.retryable)
+        if not commands:  # told before, or news of a pair that decides nothing
+            return
+        told = {"worker": failed.worker, "code": failed.code, "detail": failed.detail}
+        log.warning("attempt_failed", request_id=failed.request_id, pair=str(failed.pair), **told)
         self._note_migration(exchange, commands, failed.code)
         self.perform(exchange, commands)
 
@@ -247,14 +243,19 @@ class Hub:
                     self._queue.cancel(exchange.request_id, gen)
                 case SendCancel(owner=owner, reason=reason):
                     self._cancels.send(owner.endpoint, exchange.request_id, owner.pair, reason)
-                case Refuse():
-                    pass  # answered where the delta's sender is known
+                    # A dead owner frees nothing at P.
+                    self._cancel_at(exchange.kv_holder(owner.pair), exchange.request_id, owner.pair, reason)
+                case Refuse():  # answered where the delta's sender is known
+                    pass
 
     def notify_prefill_worker(self, worker: str, request_id: str, gen: int) -> None:
         """The job that it works on was cancelled."""
-        endpoint = self._endpoint_of(worker)
+        self._cancel_at(worker, request_id, Pair(gen=gen, attempt=ANY_ATTEMPT), "cancelled")
+
+    def _cancel_at(self, worker: str | None, request_id: str, pair: Pair, reason: str) -> None:
+        endpoint = None if worker is None else self._endpoint_of(worker)
         if endpoint is not None:
-            self._cancels.send(endpoint, request_id, Pair(gen=gen, attempt=ANY_ATTEMPT), "cancelled")
+            self._cancels.send(endpoint, request_id, pair, reason)
 
     def _deliver(self, exchange: Exchange, emit: Emit, now: float) -> None:
         num_tokens = len(emit.token_ids)

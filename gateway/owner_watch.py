@@ -4,12 +4,14 @@ An owner is dead when
 - it owes tokens and its engine made no step for `stall_s` (`owner_kv_wait_s` while the KV may still be on its way), or
 - it was silent for `owner_silence_s`, a probe got no answer, and either its address refuses connections
   (the process is gone), somebody else answers there, or the silence lasts for `stall_s`.
+Time in which this gateway itself hung (a stopped process, a suspended machine) counts for nobody.
 A key that is missing in the registry proves nothing: a restart of Redis takes all of them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +25,8 @@ from gateway.settings import GatewaySettings
 
 _PROBE_TIMEOUT_S: Final = 0.25
 _PROBE_TRIES: Final = 2
+_LATE_S: Final = 1.0
+"""A check that comes so much later than due: this process hung; what its peers sent meanwhile is still to be read."""
 log = structlog.get_logger(__name__)
 
 
@@ -81,17 +85,23 @@ class OwnerWatch:
         self._receiver = receiver
         self._debts = debts
         self._on_dead = on_dead
+        self._checked_at = self._awake_at = asyncio.get_running_loop().time()
 
     async def check(self) -> None:
         now = asyncio.get_running_loop().time()
+        if now - self._checked_at > self._settings.owner_check_s + _LATE_S:
+            log.warning("gateway_hung", seconds=round(now - self._checked_at, 3))
+            self._awake_at = now
         suspects = []
         for worker, debt in self._debts().items():
+            debt = dataclasses.replace(debt, admitted_at=max(debt.admitted_at, self._awake_at))
             verdict = judge(debt, self._pulse(worker), now, self._settings)
             if verdict is Verdict.DEAD:
                 self._bury(worker, "no_progress")
             elif verdict is Verdict.SUSPECT:
                 suspects.append((worker, debt))
         await asyncio.gather(*(self._ask(worker, debt) for worker, debt in suspects))
+        self._checked_at = asyncio.get_running_loop().time()
 
     async def _ask(self, worker: str, debt: Debt) -> None:
         answer = await self._peers.probe(debt.endpoint, timeout_s=_PROBE_TIMEOUT_S, tries=_PROBE_TRIES)

@@ -27,6 +27,8 @@ class Outcome(Enum):
     GONE = "gone"
     NO_ROOM = "no_room"
     """No decode worker took it within park_s: give the job back."""
+    KV_GONE = "kv_gone"
+    """There is nothing to offer any more: give the job back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class Handover:
             result = await self._offer_once(held, ready)
             if result is not None:
                 return result
+            if held.is_kv_gone:
+                return HandoverResult(outcome=Outcome.KV_GONE)
             remaining_s = give_up_at - self._clock()
             if remaining_s <= 0:
                 return HandoverResult(outcome=Outcome.NO_ROOM)
@@ -84,26 +88,30 @@ class Handover:
         held.phase = Phase.OFFERING
         tokens = held.num_tokens
         candidates = self._heard_of(self._fitting())
-        while candidates:
+        while candidates and not held.is_kv_gone:
             target = placement.choose(candidates, tokens, self._promises(), self._rng)
             if target is None:
                 return None
             candidates.remove(target)
+            promise = _Promise(self._promises(), target.worker_id, tokens)  # now: others choose while it answers
             try:
                 answer = await self._peers.request(target.endpoint, ready)
             except PeerUnavailable:
+                promise.withdraw()
                 log.warning("decode_worker_silent", request_id=ready.request_id, worker=target.worker_id)
                 self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
                 continue
             match answer:
                 case Accepted():
-                    self._promised[target.worker_id] = self._promised.get(target.worker_id, 0) + tokens
                     return HandoverResult(outcome=Outcome.ACCEPTED, decode_worker=target.worker_id)
                 case Gone(reason=reason):
+                    promise.withdraw()
                     return HandoverResult(outcome=Outcome.GONE, reason=reason)
                 case Busy(free_tokens=free_tokens):
+                    promise.withdraw()
                     log.debug("decode_worker_busy", request_id=ready.request_id, free_tokens=free_tokens)
                 case _:
+                    promise.withdraw()
                     log.warning("unexpected_answer", request_id=ready.request_id, kind=type(answer).__name__)
         return None
 
@@ -127,8 +135,19 @@ class Handover:
         """Tokens promised per worker since the view's last refresh: its own numbers cover what came before."""
         if self._promised_view is not self._view.workers:
             self._promised_view = self._view.workers
-            self._promised.clear()
+            self._promised = {}
         return self._promised
+
+
+class _Promise:
+    """Tokens that a worker will hold, until its record says so itself (then `table` is a new one)."""
+
+    def __init__(self, table: dict[str, int], worker_id: str, tokens: int) -> None:
+        self._table, self._worker_id, self._tokens = table, worker_id, tokens
+        table[worker_id] = table.get(worker_id, 0) + tokens
+
+    def withdraw(self) -> None:
+        self._table[self._worker_id] -= self._tokens
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> None:

@@ -24,6 +24,8 @@ class JobOutcome(Enum):
     """The gateway did not want it any more."""
     NO_ROOM = "no_room"
     """Given back: no decode worker took it in time."""
+    KV_GONE = "kv_gone"
+    """Given back: a decode worker read its KV and then did not take it."""
     FAILED = "failed"
     """Given back: the engine gave it up."""
     REFUSED = "refused"
@@ -42,6 +44,8 @@ class HeldJob:
     phase: Phase = Phase.COMPUTING
     needs_drop: bool = True
     """The engine still has it for us: whoever ends the job aborts or releases it."""
+    is_kv_gone: bool = False
+    """The engine has freed its KV: somebody read it. Either that one takes the job, or it has to be computed again."""
     outcome: JobOutcome = JobOutcome.LOST
     """Until it is known better."""
     task: asyncio.Task[None] | None = None

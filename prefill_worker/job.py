@@ -13,6 +13,7 @@ from broker.errors import PeerUnavailable, QueueUnavailable
 from broker.links import NoticePeers
 from broker.messages import Failed, KvReady, PromptLogprobs
 from engine.base import Engine, EngineError, EngineOutput, EngineRequest, PrefillOnly
+from pdq.wire.types import Pair
 from prefill_worker.handover import Handover, Outcome
 from prefill_worker.held import HeldJob, JobOutcome
 from prefill_worker.metrics import PrefillMetrics
@@ -117,6 +118,10 @@ class JobRunner:
                 held.outcome = JobOutcome.NO_ROOM
                 log.info("given_back", reason="no decode worker had room")
                 await self._give_back(held, failure=None)
+            case Outcome.KV_GONE:
+                held.outcome = JobOutcome.KV_GONE
+                log.info("given_back", reason="a decode worker read the KV and did not take the request")
+                await self._give_back(held, failure=None)
 
     async def _give_back(self, held: HeldJob, *, failure: str | None) -> None:
         if failure is not None:
@@ -152,6 +157,11 @@ class JobRunner:
             await self._peers.request(gateway, message)
         except PeerUnavailable:
             log.warning("gateway_silent", gateway=gateway, kind=type(message).__name__, request_id=message.request_id)
+
+    async def release_unread(self, request_id: str, pair: Pair) -> None:
+        """Of a job that was handed over: its reader died, or will not come. Nothing happens to any other."""
+        with contextlib.suppress(EngineError):
+            await self._engine.release(f"{request_id}:{pair.gen}:{pair.attempt}")
 
     async def _drop(self, held: HeldJob) -> None:
         """Whatever state the engine has it in: nobody will come for this prefill."""

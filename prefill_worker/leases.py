@@ -15,25 +15,10 @@ import structlog
 
 from broker.base import DeadJob, PrefillQueue
 from broker.errors import QueueUnavailable
+from engine.progress import Progress
 from prefill_worker.held import HeldJob, HeldJobs, Phase
 
 log = structlog.get_logger(__name__)
-
-
-class Progress:
-    """When the engine's step counter last moved, or had nothing to do."""
-
-    def __init__(self, now: float) -> None:
-        self._step: int | None = None
-        self._moved_at = now
-
-    def observe(self, step: int, *, is_idle: bool, now: float) -> None:
-        if is_idle or step != self._step:
-            self._step = step
-            self._moved_at = now
-
-    def stood_still_s(self, now: float) -> float:
-        return now - self._moved_at
 
 
 class LeaseKeeper:
@@ -44,7 +29,6 @@ class LeaseKeeper:
         held_jobs: HeldJobs,
         progress: Progress,
         lease_s: float,
-        stall_s: float,
         on_dead: Callable[[DeadJob], Awaitable[None]],
         clock: Callable[[], float],
         rng: random.Random,
@@ -53,7 +37,6 @@ class LeaseKeeper:
         self._held_jobs = held_jobs
         self._progress = progress
         self._lease_s = lease_s
-        self._stall_s = stall_s
         self._on_dead = on_dead
         self._clock = clock
         self._rng = rng
@@ -71,7 +54,7 @@ class LeaseKeeper:
 
     async def renew_all(self) -> None:
         """One round. A lost lease cancels its job; a stalled engine's jobs are given back as failures."""
-        is_stalled = self._progress.stood_still_s(self._clock()) > self._stall_s
+        is_stalled = self._progress.is_stalled(self._clock())
         renewable: list[HeldJob] = []
         for held in self._held_jobs.all():
             if is_stalled and held.phase is Phase.COMPUTING:
@@ -100,8 +83,8 @@ class LeaseKeeper:
                 self._reap_not_before = self._clock() + self._lease_s
 
     async def _give_back_stalled(self, held: HeldJob) -> None:
-        log.error("engine_stalled", request_id=held.lease.job.request_id, stall_s=self._stall_s)
-        dead = await self._queue.give_back(held.lease, failure=f"engine made no step for {self._stall_s} s")
+        log.error("engine_stalled", request_id=held.lease.job.request_id, stall_s=self._progress.stall_s)
+        dead = await self._queue.give_back(held.lease, failure=f"engine made no step for {self._progress.stall_s} s")
         self._cancel(held)
         if dead is not None:
             await self._on_dead(dead)

@@ -50,14 +50,17 @@ class Taker:
         held_jobs: HeldJobs,
         ledger: KvLedger,
         settings: PrefillWorkerSettings,
+        is_stalled: Callable[[], bool],
         on_lease: Callable[[JobLease], None],
         on_dead: Callable[[DeadJob], Awaitable[None]],
     ) -> None:
+        """`is_stalled`: the engine makes no step and a job would only fail here; `room_changed` tells that it moves."""
         self._worker_id = worker_id
         self._queue = queue
         self._held_jobs = held_jobs
         self._ledger = ledger
         self._settings = settings
+        self._is_stalled = is_stalled
         self._on_lease = on_lease
         self._on_dead = on_dead
         self._room = asyncio.Event()
@@ -78,7 +81,7 @@ class Taker:
         while not self._stopping.is_set():
             self._room.clear()
             max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
-            if max_jobs == 0:
+            if max_jobs == 0 or self._is_stalled():
                 await self._room.wait()
                 continue
             try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -15,11 +16,12 @@ from broker.membership import Membership, RegistryView
 from broker.messages import Cancel, Cancelled, Failed, Notice, Room
 from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
 from engine.ledger import KvLedger
+from engine.progress import Progress
 from pdq.runtime.signals import Drain
 from prefill_worker.handover import Handover
 from prefill_worker.held import HeldJob, HeldJobs, JobOutcome
 from prefill_worker.job import JobRunner
-from prefill_worker.leases import LeaseKeeper, Progress
+from prefill_worker.leases import LeaseKeeper
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
@@ -56,7 +58,7 @@ class PrefillWorker:
         self._clock = clock
         self._held = HeldJobs()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
-        self._progress = Progress(clock())
+        self._progress = Progress(clock(), stall_s=settings.prefill_stall_s)
         self._stats: EngineStats | None = None
         self._is_draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +88,7 @@ class PrefillWorker:
             held_jobs=self._held,
             ledger=self._ledger,
             settings=settings,
+            is_stalled=lambda: self._progress.is_stalled(clock()),
             on_lease=self._on_lease,
             on_dead=self._runner.tell_dead,
         )
@@ -94,7 +97,6 @@ class PrefillWorker:
             held_jobs=self._held,
             progress=self._progress,
             lease_s=lease_s,
-            stall_s=settings.prefill_stall_s,
             on_dead=self._runner.tell_dead,
             clock=clock,
             rng=rng,
@@ -136,11 +138,17 @@ class PrefillWorker:
                     if held.lease.pair <= message.pair and held.task is not None:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
                         held.task.cancel()
+                self._spawn(self._runner.release_unread(message.request_id, message.pair))
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
             case Room():
                 self._handover.on_room()
             case _:
                 log.warning("unexpected_notice", kind=type(message).__name__)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def record(self) -> WorkerRecord:
         stats = self._stats
@@ -211,6 +219,9 @@ class PrefillWorker:
             for output in step.outputs:
                 self._on_output(output)
             released = [self._ledger.release(engine_request_id) for engine_request_id in step.released]
+            for engine_request_id in step.released:
+                if (held := self._held.get(engine_request_id)) is not None:
+                    held.is_kv_gone = True
             if any(released):
                 self._taker.room_changed()
             self._stepped.set()
@@ -218,7 +229,12 @@ class PrefillWorker:
     def _observe(self, step: StepOutputs) -> None:
         self._stats = step.stats
         is_idle = step.stats.running == 0 and step.stats.waiting == 0
-        self._progress.observe(step.stats.step, is_idle=is_idle, now=self._clock())
+        now = self._clock()
+        was_stalled = self._progress.is_stalled(now)
+        self._progress.observe(step.stats.step, is_idle=is_idle, now=now)
+        if was_stalled and not self._progress.is_stalled(now):
+            log.warning("engine_moves_again")
+            self._taker.room_changed()
 
     def _on_output(self, output: EngineOutput) -> None:
         held = self._held.get(output.engine_request_id)

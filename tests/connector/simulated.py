@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from connector.layout import KvRegion
+from connector.layout import KvRegion, Runs
 from connector.loads import Loads
 from connector.settings import ConnectorSettings
 from connector.side_channel import Answer, Request
@@ -36,6 +36,8 @@ class Prefill:
     name: str
     blocks: list[int]
     content: list[int]
+    is_written: bool = False
+    """All bytes are in place, so a ticket may exist; P's worker half may not know it yet."""
     is_pinned: bool = False
     contact: dict[str, float] = field(default_factory=dict)
     """Per consumer that has an unfinished claim: when P heard of it last."""
@@ -52,6 +54,15 @@ class Consumer:
     from_p: list[Answer] = field(default_factory=list)
     blocks_of: dict[str, list[int]] = field(default_factory=dict)
     reported: dict[str, Outcome] = field(default_factory=dict)
+
+
+def descriptors_of(runs: Runs) -> list[tuple[int, int]]:
+    """(local block, remote block)."""
+    return [
+        (local - BASE + i, remote - BASE + i)
+        for local, remote, length in zip(runs.local, runs.remote, runs.lengths, strict=True)
+        for i in range(length)
+    ]
 
 
 def load_of(prefill: Prefill, blocks: list[int], first_block: int) -> Load:

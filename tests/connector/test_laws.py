@@ -9,11 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from connector.legs import Report, Send, StartRead, StopRead
 from connector.loads import Loads
 from connector.producer import Producer
-from connector.side_channel import Answer, Claim, Done, Hello, Renew, Request, Verify
+from connector.side_channel import Answer, Claimed, Done, Hello, Renewed, Request, TransferMessage, Verified, Verify
 from connector.step import Expect, StepMeta
-from connector.transfers import Outcome, TransferKey
+from connector.transfers import Outcome
 from tests.connector.simulated import (
-    BASE,
     D_BLOCKS,
     P_BLOCKS,
     PAIR,
@@ -21,6 +20,7 @@ from tests.connector.simulated import (
     Consumer,
     Prefill,
     Reading,
+    descriptors_of,
     load_of,
     region,
 )
@@ -70,17 +70,18 @@ class Transfers(RuleBasedStateMachine):
         self.prefills[name] = Prefill(name, blocks, content)
         self._apply(StepMeta(expected=(Expect(engine_request_id=name, transfer_id=name, pair=PAIR),)))
 
-    @rule(pick=st.integers(0, 99))
-    def finish_prefill(self, pick: int) -> None:
-        running = [p for p in self.prefills.values() if not p.is_pinned]
-        if running:
-            self._pin(running[pick % len(running)])
-
-    @rule(pick=st.integers(0, 99))
-    def abort_prefill(self, pick: int) -> None:
-        running = [p for p in self.prefills.values() if not p.is_pinned]
-        if running:
-            prefill = running[pick % len(running)]
+    @rule(pick=st.integers(0, 99), how=st.sampled_from(["write", "pin", "pin", "abort"]))
+    def go_on_with_prefill(self, pick: int, how: str) -> None:
+        """Written: the ticket leaves. Pinned: the worker half hears of it."""
+        open_ones = [p for p in self.prefills.values() if not (p.is_pinned if how == "pin" else p.is_written)]
+        prefill = open_ones[pick % len(open_ones)] if open_ones else None
+        if prefill is None:
+            return
+        if how == "write":
+            self._write(prefill)
+        elif how == "pin":
+            self._pin(prefill)
+        else:
             del self.prefills[prefill.name]
             self.free += prefill.blocks
             self._apply(StepMeta(forgotten=(prefill.name,)))
@@ -96,11 +97,11 @@ class Transfers(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1), pick=st.integers(0, 99), hit=st.booleans())
     def load(self, who: int, pick: int, hit: bool) -> None:
         d = self.consumers[who]
-        names = list(self.prefills)
-        if not names or len(d.free) < 3:
+        names = [p.name for p in self.prefills.values() if p.is_written and len(d.free) >= 3]
+        if not names:
             return
         prefill = self.prefills[names[pick % len(names)]]
-        if prefill.name in d.blocks_of or prefill.name in d.reported:
+        if {prefill.name} & (d.blocks_of.keys() | d.reported.keys()):
             return
         blocks = [d.free.pop(0) for _ in prefill.blocks]
         d.blocks_of[prefill.name] = blocks
@@ -123,7 +124,7 @@ class Transfers(RuleBasedStateMachine):
         self.begin_prefill(num_blocks)
         if (prefill := self.prefills.get(f"r{self.count}")) and not prefill.is_pinned:
             self._pin(prefill)
-            self.load(who, list(self.prefills).index(prefill.name), hit)
+            self.load(who, [p.name for p in self.prefills.values() if p.is_written].index(prefill.name), hit)
             self.talk(who)
 
     # The network and time
@@ -166,9 +167,8 @@ class Transfers(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def copy(self, who: int) -> None:
         d = self.consumers[who]
-        if not d.readings:
+        if not (reading := next(iter(d.readings), None)):
             return
-        reading = d.readings[0]
         if reading.pairs:
             local, remote = reading.pairs.pop(0)
             d.memory[local] = self.memory[remote]
@@ -225,10 +225,14 @@ class Transfers(RuleBasedStateMachine):
         assert all(not d.blocks_of and not d.readings for d in self.consumers)
 
     def _pin(self, prefill: Prefill) -> None:
-        for block, value in zip(prefill.blocks, prefill.content, strict=True):
-            self.memory[block] = value
+        self._write(prefill)
         prefill.is_pinned = True
         self._apply(StepMeta(pinned=(prefill.name,)))
+
+    def _write(self, prefill: Prefill) -> None:
+        for block, value in zip(prefill.blocks, prefill.content, strict=True):
+            self.memory[block] = value
+        prefill.is_written = True
 
     def _apply(self, meta: StepMeta) -> None:
         self.producer.apply(meta, self.now)
@@ -237,25 +241,23 @@ class Transfers(RuleBasedStateMachine):
     def _hear(self, d: Consumer, message: Request) -> None:
         """P gets a message."""
 
+        prefill = self.prefills.get(message.transfer_id) if isinstance(message, TransferMessage) else None
+
         def reply(answer: Answer) -> None:
             d.from_p.append(answer)
-            if isinstance(message, Verify) and message.is_last and type(answer).__name__ == "Verified":
-                if prefill := self.prefills.get(message.transfer_id):
-                    prefill.contact.pop(d.name, None)
-            elif type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
-                self._contact(d, answer.key, claims=type(answer).__name__ == "Claimed")  # type: ignore[union-attr]
+            if prefill and isinstance(answer, Claimed | Verified | Renewed):
+                self._contact(d, prefill, claims=isinstance(answer, Claimed))
 
-        if isinstance(message, Done) and (prefill := self.prefills.get(message.transfer_id)):
+        if prefill and (isinstance(message, Done) or (isinstance(message, Verify) and message.is_last)):
             prefill.contact.pop(d.name, None)
-        assert isinstance(message, Hello | Renew | Claim | Verify | Done)
+        assert isinstance(message, Request)
         self.producer.on_message(message, reply, self.now)
         self._settle()
 
-    def _contact(self, d: Consumer, key: TransferKey, *, claims: bool) -> None:
-        contact = self.prefills[key.transfer_id].contact
-        has_claim = d.name in contact and self.now - contact[d.name] < SETTINGS.kv_lease_s
-        if claims or has_claim:
-            contact[d.name] = self.now
+    def _contact(self, d: Consumer, prefill: Prefill, *, claims: bool) -> None:
+        at = prefill.contact.get(d.name)
+        if claims or (at is not None and self.now - at < SETTINGS.kv_lease_s):
+            prefill.contact[d.name] = self.now
 
     def _settle(self) -> None:
         self.producer.tick(self.now)
@@ -274,13 +276,7 @@ class Transfers(RuleBasedStateMachine):
                 if isinstance(action, Send):
                     d.to_p.append(action.message)
                 elif isinstance(action, StartRead):
-                    runs = action.runs
-                    pairs = [
-                        (local - BASE + i, remote - BASE + i)
-                        for local, remote, length in zip(runs.local, runs.remote, runs.lengths, strict=True)
-                        for i in range(length)
-                    ]
-                    d.readings.append(Reading(action.leg_id, pairs))
+                    d.readings.append(Reading(action.leg_id, descriptors_of(action.runs)))
                 elif isinstance(action, StopRead):
                     for reading in d.readings:
                         reading.stop = reading.stop or reading.leg_id == action.leg_id

@@ -100,6 +100,25 @@ async def test_a_decode_worker_killed_in_mid_stream_leaves_the_streams_whole(
         await pipeline.quiet()
 
 
+async def test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once(
+    tmp_path: Path, private_redis: RedisServer
+) -> None:
+    async with running(tmp_path, private_redis, environ=ENVIRON) as pipeline:
+        ledger = Ledger(pipeline.client)
+        os.kill(engine_of(pipeline, "decode-1"), signal.SIGSTOP)  # it accepts, and reads nothing
+        asking = asyncio.create_task(ledger.ask("read me " * 50, max_tokens=8))
+
+        async def not_accepted() -> str:
+            return "" if process_logs.events(pipeline.log_dir, "handed_over", "prefill-1") else "not handed over"
+
+        await eventually(not_accepted, limit_s=5, what="accepted prefill")
+        pipeline.kill("decode-1")
+        await asking
+
+        ledger.all_right()
+        await pipeline.quiet(limit_s=5)  # far below kv_hold_s, the backstop
+
+
 async def test_a_prefill_worker_that_wakes_up_after_its_lease_does_no_harm(
     tmp_path: Path, private_redis: RedisServer
 ) -> None:

@@ -81,10 +81,10 @@ async def handover_to(*decoders: Decoder, park_s: float = 0.0) -> AsyncIterator[
             await decoder.inbox.close()
 
 
-def prefill(request_id: str) -> tuple[HeldJob, KvReady]:
+def prefill(request_id: str, *, tokens: int = 3) -> tuple[HeldJob, KvReady]:
     pair = Pair(gen=1, attempt=1)
     lease = JobLease(
-        job=job(request_id, tokens=3),
+        job=job(request_id, tokens=tokens),
         entry_id="1-1",
         owner="p1",
         pair=pair,
@@ -101,7 +101,7 @@ def prefill(request_id: str) -> tuple[HeldJob, KvReady]:
         port=1,
         tp_size=1,
         block_size=16,
-        num_tokens=3,
+        num_tokens=tokens,
         block_ids=pack_ids([0]),
     )
     ready = KvReady(
@@ -141,6 +141,56 @@ async def test_the_only_decode_worker_is_asked_again_although_it_was_silent() ->
         only.answer = "accept"
 
         assert (await handover.offer(*prefill("r2"))).outcome is Outcome.ACCEPTED
+
+
+async def test_offers_under_way_count_so_that_a_batch_is_spread() -> None:
+    """Prefills of one engine step end together: each choice must see those before it."""
+    decoders = Decoder("d1", "accept"), Decoder("d2", "accept")
+    async with handover_to(*decoders) as handover:
+        results = await asyncio.gather(*(handover.offer(*prefill(f"r{number}")) for number in range(10)))
+
+    assert sorted(result.decode_worker for result in results) == ["d1"] * 5 + ["d2"] * 5
+
+
+async def test_a_promise_that_was_not_taken_is_withdrawn() -> None:
+    busy = Decoder("d1", "busy")
+    async with handover_to(busy) as handover:
+        for number in range(4):
+            assert (await handover.offer(*prefill(f"r{number}", tokens=50 * 16))).outcome is Outcome.NO_ROOM
+        asked = busy.num_offers
+        busy.answer = "accept"
+        result = await handover.offer(*prefill("large", tokens=50 * 16))
+
+    assert asked == 4
+    assert result.outcome is Outcome.ACCEPTED
+
+
+async def test_kv_that_was_read_is_not_offered_again() -> None:
+    """The decode worker read it, and then got no Go."""
+    reader = Decoder("d1", "wait")
+    async with handover_to(reader, park_s=20.0) as handover, asyncio.timeout(5):
+        held, ready = prefill("r1")
+        offer = asyncio.create_task(handover.offer(held, ready))
+        await reader.offered.wait()
+        held.is_kv_gone = True
+        notice, reply = reader.waiting["r1"]
+        reply(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
+
+        assert (await offer).outcome is Outcome.KV_GONE
+    assert reader.num_offers <= NOTICES.notice_tries
+
+
+async def test_a_reader_that_takes_the_request_after_all_has_it() -> None:
+    reader = Decoder("d1", "wait")
+    async with handover_to(reader) as handover, asyncio.timeout(5):
+        held, ready = prefill("r1")
+        offer = asyncio.create_task(handover.offer(held, ready))
+        await reader.offered.wait()
+        held.is_kv_gone = True
+        notice, reply = reader.waiting["r1"]
+        reply(Accepted(request_id=notice.request_id, pair=notice.pair))
+
+        assert (await offer).outcome is Outcome.ACCEPTED
 
 
 @pytest.mark.parametrize("num_jobs", [1, 5])

@@ -1,0 +1,48 @@
+"""When a prefill worker takes jobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.base import DeadJob, JobLease
+from broker.delivery import QueueSettings
+from broker.memory import MemoryQueue
+from engine.ledger import KvLedger
+from prefill_worker.held import HeldJobs
+from prefill_worker.settings import PrefillWorkerSettings
+from prefill_worker.taker import Taker
+from tests.broker.stores import job
+
+
+async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_again() -> None:
+    queue = MemoryQueue(QueueSettings())
+    is_stalled = True
+    taken: asyncio.Queue[JobLease] = asyncio.Queue()
+
+    async def on_dead(dead: DeadJob) -> None:
+        raise AssertionError(dead)
+
+    taker = Taker(
+        worker_id="p1",
+        queue=queue,
+        held_jobs=HeldJobs(),
+        ledger=KvLedger(total_blocks=10, block_size=16),
+        settings=PrefillWorkerSettings(),
+        is_stalled=lambda: is_stalled,
+        on_lease=taken.put_nowait,
+        on_dead=on_dead,
+    )
+    await queue.enqueue(job("r1"))
+    running = asyncio.create_task(taker.run())
+    for _ in range(10):
+        taker.room_changed()
+        await asyncio.sleep(0)
+    assert (await queue.depth()).running == 0
+
+    is_stalled = False
+    taker.room_changed()
+
+    lease = await asyncio.wait_for(taken.get(), 5)
+    assert lease.job.request_id == "r1"
+    taker.stop()
+    await asyncio.wait_for(running, 5)
