@@ -131,13 +131,14 @@ class Receptions:
 
     def fenced(self, now: float) -> None:
         """No address told before leads anywhere."""
-        self._is_fencing = False
-        for incoming in list(self._incoming.values()):
+        for incoming in self._incoming.values():
             for leg in incoming.legs.values():
                 if leg.state not in SETTLED:
                     leg.fire(RecvEvent.FENCED)
                     if leg.state is RecvState.SAFE:
                         self._asks.answered((leg.endpoint, incoming.key))
+        self._is_fencing = False  # only now: an address told in between would count as one from before
+        for incoming in list(self._incoming.values()):
             self._finish_if_settled(incoming, now)
         self._answer_parked(now)
 

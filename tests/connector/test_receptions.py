@@ -1,0 +1,95 @@
+"""D's core of push, event by event: what the random events found, and what they can't see."""
+
+from __future__ import annotations
+
+from connector.push_legs import FenceTransport, ReceiveReport
+from connector.receptions import Receptions
+from connector.side_channel import Answer, Hello, Open, Opened, PushFail
+from connector.step import Receive
+from connector.transfers import Outcome
+from tests.connector.simulated_push import PAIR, SETTINGS, SOURCE
+
+
+class Rank:
+    """D's rank with a transport whose fences the test makes."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.answers: list[Answer] = []
+        self.core = Receptions(
+            SETTINGS,
+            hello=Hello(epoch="", consumer="d-1", rank=0, tp_size=1, fingerprint="a=1"),
+            transport_at=lambda: (f"d:{self.generation}", self.generation),
+        )
+
+    def receive(self, name: str) -> None:
+        receive = Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=SOURCE, num_tokens=16)
+        self.core.start(receive, 0.0)
+
+    def open(self, name: str, broken_generation: int | None = None) -> None:
+        message = Open(
+            epoch="d-1",
+            transfer_id=name,
+            pair=PAIR,
+            producer="p-1",
+            rank=0,
+            tp_size=1,
+            broken_generation=broken_generation,
+        )
+        self.core.on_message(message, self.answers.append, 0.0)
+
+    def fail(self, name: str, *, is_drained: bool) -> None:
+        message = PushFail(
+            epoch="d-1", transfer_id=name, pair=PAIR, producer="p-1", rank=0, reason="status -1", is_drained=is_drained
+        )
+        self.core.on_message(message, self.answers.append, 0.0)
+
+    def fence(self) -> None:
+        self.generation += 1
+        self.core.fenced(0.0)
+
+    def reports(self) -> dict[str, Outcome]:
+        actions = self.core.take_actions()
+        return {a.receive.engine_request_id: a.outcome for a in actions if isinstance(a, ReceiveReport)}
+
+    def is_fence_wanted(self) -> bool:
+        return any(isinstance(action, FenceTransport) for action in self.core.take_actions())
+
+
+def test_who_was_told_the_new_address_within_a_fence_counts_as_a_writer_from_then_on():
+    d = Rank()
+    for name in ("a", "b"):
+        d.receive(name)
+    d.open("a")
+    d.fail("a", is_drained=False)
+    d.open("b")  # waits for the fence
+
+    d.fence()
+    assert isinstance(d.answers[-1], Opened)
+    d.core.cancel("b", 0.0)
+
+    assert d.reports() == {"a": Outcome.FAILED}  # b may be written: it is not safe yet
+
+
+def test_a_reader_cancelled_before_anybody_could_write_is_safe_at_once():
+    d = Rank()
+    d.receive("a")
+
+    d.core.cancel("a", 0.0)
+
+    assert d.reports() == {"a": Outcome.CANCELLED}
+
+
+def test_one_fence_serves_all_whose_calls_it_broke():
+    d = Rank()
+    for name in ("a", "b"):
+        d.receive(name)
+        d.open(name)
+    d.open("a", broken_generation=0)
+    assert d.is_fence_wanted()
+    d.fence()
+
+    d.open("b", broken_generation=0)
+
+    assert not d.is_fence_wanted()
+    assert [answer.transport_generation for answer in d.answers[-2:] if isinstance(answer, Opened)] == [1, 1]
