@@ -22,7 +22,7 @@ from pdq.cli.children import Child
 from pdq.cli.deployment import Deployment, DeploymentSettings
 from pdq.runtime.model import ModelSettings
 from tests.pipeline import process_logs
-from tests.servers import RedisServer, free_port
+from tests.servers import RedisServer, free_port, redis_binary
 
 START_LIMIT_S = 90.0
 
@@ -162,6 +162,19 @@ async def running(
             await store.aclose()
     found = process_logs.faults(deployment.folder.log_dir, allowed=allowed_faults)
     assert not found, "\n".join(found[:10])
+
+
+@contextlib.asynccontextmanager
+async def shared(folder: Path, **settings: Any) -> AsyncIterator[Pipeline]:
+    """For several tests, with a server of its own; quiet at the end. `settings`: as for `running`."""
+    server = RedisServer(redis_binary(), folder)
+    server.start()
+    try:
+        async with running(folder, server, **settings) as pipeline:
+            yield pipeline
+            await pipeline.quiet()
+    finally:
+        server.kill()
 
 
 async def _wait_until_only_workers_are_missing(url: str) -> None:

@@ -9,8 +9,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.pipeline.harness import Pipeline, running
-from tests.servers import RedisServer, redis_binary
+from tests.pipeline.harness import Pipeline, shared
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -20,15 +19,8 @@ CHAT_ECHO = "be brief\nWhat is a queue?"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pipeline]:
-    folder = tmp_path_factory.mktemp("openai")
-    server = RedisServer(redis_binary(), folder)
-    server.start()
-    try:
-        async with running(folder, server, prefill=1, decode=1) as running_pipeline:
-            yield running_pipeline
-            await running_pipeline.quiet()
-    finally:
-        server.kill()
+    async with shared(tmp_path_factory.mktemp("openai")) as shared_pipeline:
+        yield shared_pipeline
 
 
 @pytest_asyncio.fixture(loop_scope="module")

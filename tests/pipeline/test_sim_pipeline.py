@@ -60,12 +60,12 @@ async def test_two_thousand_mixed_requests_are_all_answered_right_and_leave_noth
         await pipeline.quiet()
 
 
-async def test_a_prefill_worker_killed_in_mid_prefill_loses_nothing(tmp_path: Path, private_redis: RedisServer) -> None:
-    lease_s = 2.0
+async def test_a_lone_prefill_worker_killed_in_mid_prefill_is_started_again_and_loses_nothing(
+    tmp_path: Path, private_redis: RedisServer
+) -> None:
     slow = {"PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "1500"}
-    settings = {"PDQ_PREFILL_WORKER__LEASE_S": str(lease_s), **slow, "PDQ_PREFILL_WORKER__REDIS_GAP_S": "1"}
+    settings = {"PDQ_PREFILL_WORKER__LEASE_S": "2", **slow, "PDQ_PREFILL_WORKER__REDIS_GAP_S": "1"}
     async with running(tmp_path, private_redis, prefill=1, decode=1, environ=settings) as pipeline:
-        loop = asyncio.get_running_loop()
         victim = next(name for name, r in (await pipeline.workers()).items() if r["role"] == "prefill")
         answer = asyncio.create_task(pipeline.complete("to be continued", max_tokens=5))
 
@@ -74,14 +74,11 @@ async def test_a_prefill_worker_killed_in_mid_prefill_loses_nothing(tmp_path: Pa
             return "" if [p for p in pending if p["consumer"].decode() == victim] else "not taken yet"
 
         await eventually(not_taken, limit_s=5, what="job taken by the worker to be killed")
-        killed_at = loop.time()
         pipeline.kill("prefill-1")
 
         text = (await answer)["choices"][0]["text"]
 
         assert text == "to be"
-        # lease + 2 s, the prefill itself, and the new worker's start (it is the only one here)
-        assert loop.time() - killed_at < lease_s + 2 + 1.5 + 3
         await pipeline.quiet()
 
 
@@ -96,7 +93,6 @@ async def test_the_other_prefill_worker_takes_over_within_lease_plus_two_seconds
     }
     async with running(tmp_path, private_redis, prefill=2, decode=1, environ=settings) as pipeline:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)
         answer = asyncio.create_task(pipeline.complete("to be continued", max_tokens=5))
         owner = ""
 
