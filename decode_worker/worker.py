@@ -10,7 +10,7 @@ import structlog
 from broker.base import WorkerRecord
 from broker.links import DeltaSender, NoticePeers, NoticeReply
 from broker.membership import Membership
-from broker.messages import Cancel, Cancelled, KvReady, Notice
+from broker.messages import Cancel, Cancelled, KvReady, Notice, Reserve, Start
 from decode_worker.admission import Admission
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import RequestTable
@@ -91,8 +91,8 @@ class DecodeWorker:
     def on_notice(self, message: Notice, reply: NoticeReply) -> None:
         """The inbox's handler."""
         match message:
-            case KvReady():
-                self._admission.on_kv_ready(message, reply)
+            case KvReady() | Reserve() | Start():
+                self._admission.on_offer(message, reply)
             case Cancel():
                 self._admission.on_cancel(message)
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
@@ -102,7 +102,7 @@ class DecodeWorker:
     def on_gateway_overflow(self, endpoint: str) -> None:
         """A gateway acknowledges nothing any more: what it asked for would be decoded for nobody."""
         for request in self._requests.table.of_gateway(endpoint):
-            log.warning("gateway_overflow", request_id=request.ready.request_id, gateway=endpoint)
+            log.warning("gateway_overflow", request_id=request.offer.request_id, gateway=endpoint)
             self._requests.abort(request, reason="the gateway acknowledges nothing")
 
     def record(self) -> WorkerRecord:
