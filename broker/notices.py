@@ -9,6 +9,7 @@ from typing import Final
 from broker.errors import PeerUnavailable
 from broker.messages import Alive, Notice, Probe
 from pdq.wire.codec import Codec
+from pdq.wire.endpoints import advertised_host
 from pdq.wire.sockets import Inbox, Peers, Reply
 
 NOTICES: Final[Codec[Notice]] = Codec(Notice)
@@ -29,6 +30,13 @@ class NoticeSettings:
     notice_timeout_s: float = field(default=0.2, metadata={"help": "wait this long for an answer before asking again"})
     notice_tries: int = field(default=5, metadata={"help": "times to ask before a peer counts as unavailable"})
     notice_hwm: int = field(default=1000, metadata={"help": "messages queued per peer before sending is refused"})
+
+    def __post_init__(self) -> None:
+        try:
+            advertised_host(self.inbox_host, self.advertise_host or None)
+        except ValueError:
+            told = self.advertise_host or self.inbox_host
+            raise ValueError(f"peers can't connect to {told}: set advertise_host to this machine's address") from None
 
 
 class NoticeInbox:

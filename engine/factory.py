@@ -1,4 +1,4 @@
-"""The engine that a worker's settings ask for."""
+"""The engine that a worker's settings ask for, and what can be checked before it starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from connector.settings import ConnectorSettings
+from connector.validate import problems
 from engine.base import Engine, EngineError, EngineInfo
 from engine.embedded.client import EmbeddedEngine
 from engine.embedded.settings import EngineSettings
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import StartupError
 from pdq.runtime.model import ModelSettings
+from pdq.runtime.ports import FixedPort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,15 @@ class EngineProcessSettings:
     connector: ConnectorSettings = field(default_factory=ConnectorSettings)
 
 
+def engine_ports(settings: EngineProcessSettings) -> list[FixedPort]:
+    """Ports that the engine process will bind, to be checked before anything starts: one per rank."""
+    connector = settings.connector
+    num_ranks = 1
+    first = connector.side_channel_port
+    ports = [first + rank for rank in range(num_ranks)] if first else [0]
+    return [FixedPort(host=connector.side_channel_host, port=port, setting="--side-channel-port") for port in ports]
+
+
 def create_engine(
     settings: EngineProcessSettings,
     model: ModelSettings,
@@ -31,7 +42,9 @@ def create_engine(
     role: Literal["producer", "consumer"],
     worker_id: str,
 ) -> Engine:
-    """Not started yet. Raises StartupError when model and engine don't fit."""
+    """Not started yet. Raises StartupError when model and engine, or settings of the connector, don't go together."""
+    if found := problems(settings.connector):
+        raise StartupError("; ".join(found))
     engine = settings.engine
     if engine.engine == "torch":
         if model.is_sim:

@@ -20,7 +20,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import load_tokenizer
 from pdq.runtime.common import RuntimeSettings
-from pdq.runtime.metrics import MetricsListener, new_registry
+from pdq.runtime.metrics import MetricsListener, metrics_ports, new_registry
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
 from pdq.runtime.process import log_ready, run_role
@@ -60,6 +60,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
         [
             FixedPort(host=own.http_host, port=own.http_port, setting="--http-port"),
             FixedPort(host=notices.inbox_host, port=notices.inbox_port, setting="--inbox-port"),
+            *metrics_ports(runtime),
         ]
     )
     tokenizer = await asyncio.to_thread(load_tokenizer, settings.model)

@@ -17,8 +17,9 @@ from broker.redis_client import RedisSettings
 from broker.redis_queue import RedisPrefillQueue
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
-from engine.factory import EngineProcessSettings, create_engine, start_engine
+from engine.factory import EngineProcessSettings, create_engine, engine_ports, start_engine
 from pdq.runtime.common import RuntimeSettings
+from pdq.runtime.metrics import metrics_ports
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
 from pdq.runtime.process import log_ready, run_role
@@ -54,16 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
-    """Ports, Redis, inbox, engine, registry; back in the reverse order."""
-    check_ports([FixedPort(host=settings.notices.inbox_host, port=settings.notices.inbox_port, setting="--inbox-port")])
+    """Ports, settings, Redis, inbox, engine, registry; back in the reverse order."""
+    notices = settings.notices
+    inbox_port = FixedPort(host=notices.inbox_host, port=notices.inbox_port, setting="--inbox-port")
+    check_ports([inbox_port, *metrics_ports(settings.runtime), *engine_ports(settings.engine)])
+    engine = create_engine(settings.engine, settings.model, settings.runtime, role="producer", worker_id=worker_id)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
         await drain.unless_requested(calls.start_when_reachable())
         queue = RedisPrefillQueue(calls, settings.model.name, settings.queue)
         registry = RedisRegistry(calls, settings.model.name, settings.registry)
-        inbox = NoticeInbox(settings.notices, worker_id=worker_id)
-        peers = NoticePeers(settings.notices, worker_id=worker_id)
-        engine = create_engine(settings.engine, settings.model, settings.runtime, role="producer", worker_id=worker_id)
+        inbox = NoticeInbox(notices, worker_id=worker_id)
+        peers = NoticePeers(notices, worker_id=worker_id)
         try:
             info = await drain.unless_requested(start_engine(engine))
             view = RegistryView()

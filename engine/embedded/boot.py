@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from connector.settings import ConnectorSettings
-from connector.transport import Transport
+from connector.transport import Transport, TransportError
 from engine.base import EngineInfo
 from engine.embedded.block_pool import BlockPool
 from engine.embedded.connector_port import NoScheduler, NoWorker, SchedulerPort, WorkerPort
@@ -31,6 +31,10 @@ def boot(
 ) -> tuple[EngineCore, EngineInfo]:
     """`on_progress` is called from connector threads. Raises RunnerError, TransportError, LayoutError, OSError."""
     settings, identity = launch.settings, launch.identity
+    make_transport = new_transport or _mooncake
+    if launch.connector is not None:
+        report("trying the KV transport")  # before the model: it takes longest
+        _check_transport(launch.connector, make_transport)
     runner = _new_runner(settings, report)
     num_blocks = _num_blocks(settings, runner)
     report(f"{num_blocks} KV blocks of {settings.block_size} tokens, {runner.block_bytes(settings.block_size)} bytes")
@@ -54,7 +58,7 @@ def boot(
             side_channel_port=launch.connector.side_channel_port,
             rank=0,
             tp_size=1,
-            transport=(new_transport or _mooncake)(launch.connector),
+            transport=make_transport(launch.connector),
             fingerprint=fingerprint,
             on_progress=on_progress,
         )
@@ -101,6 +105,14 @@ def fingerprint_of(runner: Runner, settings: EngineSettings, *, mode: str) -> st
     fixed = {"engine": settings.engine, "block_size": str(settings.block_size), "tp": "1", "mode": mode}
     pairs = runner.fingerprint() | fixed
     return " ".join(f"{key}={value}" for key, value in sorted(pairs.items()))
+
+
+def _check_transport(settings: ConnectorSettings, new_transport: Callable[[ConnectorSettings], Transport]) -> None:
+    from connector.validate import transport_problems
+
+    found = transport_problems(new_transport(settings), settings.side_channel_host)
+    if found:
+        raise TransportError("; ".join(found))
 
 
 def _new_runner(settings: EngineSettings, report: Report) -> Runner:

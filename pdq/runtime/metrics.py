@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.ports import FixedPort, check_port
 
 
@@ -12,6 +13,13 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
+
+
+def metrics_ports(settings: RuntimeSettings) -> list[FixedPort]:
+    """To be checked before start-up; none where there is no listener."""
+    if not settings.metrics_port:
+        return []
+    return [FixedPort(host=settings.metrics_host, port=settings.metrics_port, setting="--metrics-port")]
 
 
 class MetricsListener:

@@ -33,6 +33,10 @@ class ModelSettings:
     )
     mode: Literal["pull"] = field(default="pull", metadata={"help": "how KV gets from prefill to decode workers"})
 
+    def __post_init__(self) -> None:
+        if any(char in "{}" or char.isspace() for char in self.served_model_name):
+            raise ValueError(f"served_model_name {self.served_model_name!r}: no braces and no white space")
+
     @property
     def is_sim(self) -> bool:
         return self.model == SIM

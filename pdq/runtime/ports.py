@@ -1,7 +1,8 @@
-"""Fixed ports are tried before anything starts: a taken one is named with its setting and its holder."""
+"""A process's ports are tried before anything starts: a taken one is named with its setting and its holder."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pdq.runtime.errors import PortTaken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPort:
-    """A port that a setting fixes; 0 (the system chooses) is always fine."""
+    """A port that a setting fixes. 0, the system chooses: only the address is tried."""
 
     host: str
     port: int
@@ -23,30 +24,45 @@ class FixedPort:
 
 
 def check_ports(ports: Iterable[FixedPort]) -> None:
-    """Binds and listens on each for a moment. Raises PortTaken with number, setting and holder."""
-    for port in ports:
-        check_port(port)
+    """Binds and listens on all of them for a moment. Raises PortTaken with number, setting and holder."""
+    tried: list[FixedPort] = []
+    with contextlib.ExitStack() as probes:
+        for wanted in ports:
+            try:
+                probes.enter_context(_listening(wanted))
+            except (OSError, OverflowError) as error:
+                raise PortTaken(_message(wanted, error, tried)) from error
+            tried.append(wanted)
 
 
 def check_port(wanted: FixedPort) -> None:
     """As `check_ports`, for one."""
-    if wanted.port == 0:
-        return
+    check_ports([wanted])
+
+
+def _listening(wanted: FixedPort) -> socket.socket:
     host = wanted.host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: TIME_WAIT is no obstacle
-        try:
-            probe.bind(("" if host == "*" else host, wanted.port))
-            probe.listen(1)
-        except (OSError, OverflowError) as error:
-            raise PortTaken(_message(wanted, error)) from error
+        probe.bind(("" if host == "*" else host, wanted.port))
+        probe.listen(1)
+    except BaseException:
+        probe.close()
+        raise
+    return probe
 
 
-def _message(wanted: FixedPort, error: OSError | OverflowError) -> str:
+def _message(wanted: FixedPort, error: OSError | OverflowError, tried: list[FixedPort]) -> str:
     where = f"port {wanted.port} on {wanted.host} ({wanted.setting})"
     if getattr(error, "errno", None) == errno.EADDRINUSE:
+        twin = next((port.setting for port in tried if port.port == wanted.port), None)
+        if twin is not None:
+            return f"{where} is this process's {twin} already; choose another {wanted.setting}"
         return f"{where} is taken by {holder_of(wanted.port)}; stop it or choose another {wanted.setting}"
+    if getattr(error, "errno", None) == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        setting = wanted.setting.replace("-port", "-host")
+        return f"{where} can't be used: {wanted.host} is no address of this machine; choose another {setting}"
     return f"{where} can't be used: {error}; choose another one"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from tests.servers import RedisServer
 
@@ -33,23 +34,19 @@ def run_to_end(role: str, *flags: str, redis: str = NO_REDIS, environ: Mapping[s
 
 
 @contextmanager
-def serving(role: str, server: RedisServer, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs until the block's end; entered once it has logged `ready`."""
-    with (folder / f"{role}.log").open("w+") as log:
-        process = subprocess.Popen(
-            _command(role, server.url, flags), stdout=subprocess.PIPE, stderr=log, text=True, env=_environ(None)
-        )
-        try:
-            assert process.stdout is not None
-            lines = []
-            while '"event": "ready"' not in "".join(lines[-1:]):
-                line = process.stdout.readline()
-                assert line, ("it ended", lines, (folder / f"{role}.log").read_text())
-                lines.append(line)
-            yield process
-        finally:
-            process.kill()
-            process.communicate(timeout=LIMIT_S)
+def serving(role: str, server: RedisServer, *flags: str) -> Iterator[dict[str, Any]]:
+    """Runs until the block's end; entered once it has logged `ready`, with that line."""
+    process = subprocess.Popen(_command(role, server.url, flags), stderr=subprocess.PIPE, text=True, env=_environ(None))
+    try:
+        assert process.stderr is not None
+        line = ""
+        while '"event": "ready"' not in line:
+            line = process.stderr.readline()
+            assert line, f"{role} ended before it served"
+        yield json.loads(line)
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
 
 
 def _command(role: str, redis: str, flags: tuple[str, ...]) -> list[str]:

@@ -39,11 +39,24 @@ def test_a_free_port_can_still_be_bound_after_the_check() -> None:
         again.bind(("127.0.0.1", port))
 
 
-def test_port_0_is_always_fine_and_an_impossible_address_is_named() -> None:
-    check_port(FixedPort(host="not an address", port=0, setting="--http-port"))
+def test_a_port_that_two_settings_of_one_process_want_is_named_with_both() -> None:
+    with listening() as server:
+        port = server.getsockname()[1]
 
-    with pytest.raises(PortTaken, match=r"port 1024 on 203.0.113.1 \(--inbox-port\) can't be used"):
-        check_port(FixedPort(host="203.0.113.1", port=1024, setting="--inbox-port"))
+    with pytest.raises(PortTaken, match=rf"port {port} on 127.0.0.1 \(--inbox-port\) is this process's --http-port"):
+        check_ports(FixedPort(host="127.0.0.1", port=port, setting=name) for name in ("--http-port", "--inbox-port"))
+
+
+def test_port_0_is_fine_on_an_address_of_this_machine_and_another_address_is_named() -> None:
+    check_ports(FixedPort(host=host, port=0, setting="--http-port") for host in ("127.0.0.1", "127.0.0.1", "*", "[::]"))
+
+    for port in (0, 1024):
+        with pytest.raises(
+            PortTaken, match=r"203\.0\.113\.1 is no address of this machine; choose another --inbox-host"
+        ):
+            check_port(FixedPort(host="203.0.113.1", port=port, setting="--inbox-port"))
+    with pytest.raises(PortTaken, match=r"not-a-host\.invalid is no address of this machine"):
+        check_port(FixedPort(host="not-a-host.invalid", port=0, setting="--inbox-port"))
     with pytest.raises(PortTaken, match="can't be used"):
         check_port(FixedPort(host="127.0.0.1", port=99999, setting="--inbox-port"))
 
