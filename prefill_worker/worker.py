@@ -16,6 +16,7 @@ from broker.messages import Cancel, Cancelled, Failed, Notice, Room
 from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
 from engine.ledger import KvLedger
 from pdq.runtime.signals import Drain
+from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
 from prefill_worker.held import HeldJob, HeldJobs
 from prefill_worker.job import JobRunner
@@ -67,10 +68,12 @@ class PrefillWorker:
             clock=clock,
             rng=rng,
         )
+        self._ends = JobEnds(worker_id=worker_id, queue=queue, engine=engine, peers=peers)
         self._runner = JobRunner(
             worker_id=worker_id,
             endpoint=endpoint,
-            queue=queue,
+            kv_source=engine_info.kv_source,
+            ends=self._ends,
             engine=engine,
             peers=peers,
             handover=self._handover,
@@ -83,7 +86,7 @@ class PrefillWorker:
             ledger=self._ledger,
             settings=settings,
             on_lease=self._on_lease,
-            on_dead=self._runner.tell_dead,
+            on_dead=self._ends.tell_dead,
         )
         self._leases = LeaseKeeper(
             queue=queue,
@@ -91,7 +94,7 @@ class PrefillWorker:
             progress=self._progress,
             lease_s=lease_s,
             stall_s=settings.prefill_stall_s,
-            on_dead=self._runner.tell_dead,
+            on_dead=self._ends.tell_dead,
             clock=clock,
             rng=rng,
         )
@@ -177,7 +180,7 @@ class PrefillWorker:
         except QueueUnavailable as exc:
             log.warning("queue_unavailable_for_job", error=str(exc))
             return
-        await self._runner.notify(
+        await self._ends.notify(
             held.lease.job.gateway,
             Failed(
                 request_id=held.lease.job.request_id,
@@ -236,7 +239,7 @@ class PrefillWorker:
             try:
                 dead = await self._queue.give_back(held.lease, failure=failure)
                 if dead is not None:
-                    await self._runner.tell_dead(dead)
+                    await self._ends.tell_dead(dead)
             except QueueUnavailable as exc:
                 log.warning("queue_unavailable_for_job", error=str(exc))
             if held.task is not None:
