@@ -125,9 +125,7 @@ class Admission:
             reply(message)
 
     async def _ask_gateway(self, offer: Offer) -> Notice | None:
-        """None: no answer. In local mode the gateway has chosen this worker itself, which is its Go."""
-        if isinstance(offer, Start):
-            return Go(request_id=offer.request_id, pair=offer.pair)
+        """None: no answer."""
         try:
             return await self._peers.request(offer.gateway, self._question(offer))
         except PeerUnavailable:
@@ -148,14 +146,14 @@ class Admission:
         self._requests.abort(request, reason=None)
         return Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=0)
 
-    def _question(self, offer: KvReady | Reserve) -> Admit:
+    def _question(self, offer: Offer) -> Admit:
         return Admit(
             request_id=offer.request_id,
             pair=offer.pair,
             worker=self._worker_id,
             endpoint=self._endpoint,
-            prefill_worker=offer.prefill_worker,
-            queue_wait_s=offer.queue_wait_s,
+            prefill_worker="" if isinstance(offer, Start) else offer.prefill_worker,
+            queue_wait_s=0.0 if isinstance(offer, Start) else offer.queue_wait_s,
             prefill_s=offer.prefill_s if isinstance(offer, KvReady) else 0.0,
             cached_tokens=offer.cached_tokens if isinstance(offer, KvReady) else 0,
         )

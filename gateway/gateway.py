@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable
 
 import structlog
@@ -18,10 +19,12 @@ from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
 from gateway.http_server import HttpServer
 from gateway.hub import Hub
+from gateway.local_start import LocalStart
 from gateway.metrics import GatewayMetrics
 from gateway.owner_watch import OwnerWatch
 from gateway.queue_side import QueueSide
 from gateway.readiness import reasons_not_ready
+from gateway.route import Way
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from pdq.runtime.signals import Drain
@@ -38,7 +41,7 @@ class Gateway:
         *,
         gateway_id: str,
         model: str,
-        mode: str,
+        mode: Way,
         tokenizer: TextTokenizer,
         queue: PrefillQueue,
         registry: Registry,
@@ -54,6 +57,7 @@ class Gateway:
         self._settings = settings
         self._id = gateway_id
         self._model = model
+        self._mode = mode
         self._inbox = inbox
         self._drain_grace_s = drain_grace_s
         self._drain = drain
@@ -71,6 +75,11 @@ class Gateway:
                 gateway_id=gateway_id,
                 endpoint=inbox.endpoint,
                 mode=mode,
+                local_max_tokens=settings.local_max_tokens,
+                local=LocalStart(
+                    peers, self._view, gateway_id=gateway_id, endpoint=inbox.endpoint, rng=random.Random()
+                ),
+                on_route=metrics.count_route,
                 timeout_s=settings.queue_timeout_s,
                 perform=self._hub.perform,
                 notify_owner=self._hub.notify_prefill_worker,
@@ -83,7 +92,6 @@ class Gateway:
         api = Api(
             settings,
             model=model,
-            mode=mode,
             context_limit=limit,
             tokenizer=tokenizer,
             hub=self._hub,
@@ -95,7 +103,7 @@ class Gateway:
             registry,
             self._view,
             heartbeat_s=heartbeat_s,
-            config={"mode": mode},
+            config={"mode": mode.value},
             record=self._record,
             on_drain=functools.partial(drain.request, "asked through the registry"),
         )
@@ -105,7 +113,7 @@ class Gateway:
         return self._http.url
 
     def reasons_not_ready(self) -> list[str]:
-        return reasons_not_ready(self._view, is_open=self._hub.is_open)
+        return reasons_not_ready(self._view, is_open=self._hub.is_open, needs_prefill=self._mode is not Way.LOCAL)
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until the drain: then nothing new, answers what it has within the grace, ends the rest with an error.

@@ -12,6 +12,9 @@ class GatewaySettings:
     http_host: str = field(default="127.0.0.1", metadata={"help": "address on which clients are served"})
     http_port: int = field(default=8000, metadata={"help": "port on which clients are served; 0: the system chooses"})
     api_key: str = field(default="", metadata={"help": "what clients must send as bearer token; empty: nothing"})
+    local_max_tokens: int = field(
+        default=128, metadata={"help": "shorter prompts are prefilled by the decode worker itself; 0: none"}
+    )
     max_model_len: int = field(
         default=0,
         metadata={
