@@ -166,6 +166,9 @@ class WorkerRecord:
 
 
 class Registry(Protocol):
+    ttl_s: float
+    """A process that is silent this long is left out."""
+
     async def heartbeat(self, record: WorkerRecord) -> bool:
         """Writes the record with its TTL. True: this worker is asked to drain."""
 

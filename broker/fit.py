@@ -1,4 +1,4 @@
-"""Does a worker fit the workers that are there? Asked once, before it serves. Pure: records come in.
+"""Does a worker fit the workers that are there? Asked before it serves (`membership.py`). Pure: records come in.
 
 A prefill and a decode worker fit when their fingerprints are equal: then each may read the other's KV blocks.
 Who judges a newcomer, first group that isn't empty:

@@ -55,19 +55,23 @@ class Membership:
         self._config = config
         self._reported = ""
 
-    async def join(self) -> None:
-        """The first beats: as `starting`; then, when it fits those who are there, as the record says.
+    async def join(self, *, patience_s: float | None = None) -> None:
+        """The first beats: as `starting`; once it fits those who are there, as the record says.
 
-        Each process writes before it reads, so that of two that start at once at least one sees the other. One that
-        doesn't fit is out of the registry again when DoesNotFit comes. Also raises QueueUnavailable.
+        Those who are there may be dead already, so a newcomer that doesn't fit looks again for `patience_s` (None: one
+        TTL of the registry). Then it is out of the registry again, and DoesNotFit comes. Also raises QueueUnavailable.
         """
-        if disagreement := await self._disagreement():
-            raise DoesNotFit(disagreement)
-        own = dataclasses.replace(self._record(), state="starting")
-        await self._registry.heartbeat(own)
-        if problem := misfit(own, await self._registry.workers()):
-            await self.leave()
-            raise DoesNotFit(problem)
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + (self._registry.ttl_s if patience_s is None else patience_s)
+        is_told = False
+        while problem := await self._reason_not_to_serve():
+            if clock() >= give_up_at:
+                await self.leave()
+                raise DoesNotFit(problem)
+            if not is_told:
+                log.warning("does_not_fit_yet", reason=problem, gives_up_in_s=round(give_up_at - clock(), 3))
+                is_told = True
+            await asyncio.sleep(self._heartbeat_s)
         await self.beat()
 
     async def beat(self) -> None:
@@ -98,6 +102,14 @@ class Membership:
             await self._registry.remove(self._record().worker_id)
         except QueueUnavailable as exc:
             log.warning("registry_unavailable", error=str(exc))
+
+    async def _reason_not_to_serve(self) -> str | None:
+        """Writes before it reads: of two that start at once at least one sees the other."""
+        if disagreement := await self._disagreement():
+            return disagreement
+        own = dataclasses.replace(self._record(), state="starting")
+        await self._registry.heartbeat(own)
+        return misfit(own, await self._registry.workers())
 
     async def _disagreement(self) -> str:
         """Empty: this process and the others have the same settings where they must."""

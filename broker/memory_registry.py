@@ -14,7 +14,7 @@ class MemoryRegistry:
         self, settings: RegistrySettings | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`clock` in seconds."""
-        self._ttl_s = (settings or RegistrySettings()).registry_ttl_s
+        self.ttl_s = (settings or RegistrySettings()).registry_ttl_s
         self._clock = clock
         self._records: dict[str, tuple[float, WorkerRecord]] = {}
         self._draining: set[str] = set()
@@ -27,7 +27,7 @@ class MemoryRegistry:
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         now = self._clock()
-        return tuple(record for beat, record in self._records.values() if now - beat <= self._ttl_s)
+        return tuple(record for beat, record in self._records.values() if now - beat <= self.ttl_s)
 
     async def agree(self, config: Mapping[str, str]) -> dict[str, str]:
         now = self._clock()
@@ -35,7 +35,7 @@ class MemoryRegistry:
             self._config.clear()
         in_force = dict(config) | self._config
         if in_force == self._config | dict(config):
-            self._config_until = now + self._ttl_s
+            self._config_until = now + self.ttl_s
         self._config = in_force
         return dict(in_force)
 

@@ -28,6 +28,7 @@ class RedisRegistry:
         self.keys = Keys(model)
         self._calls = calls
         self._model = model
+        self.ttl_s = settings.registry_ttl_s
         self._ttl_ms = round(settings.registry_ttl_s * 1000)
         self._forget_ms = round(settings.registry_forget_s * 1000)
         self._gap_ms = round(calls.settings.redis_gap_s * 1000)

@@ -48,6 +48,7 @@ class IoThread:
         on_progress: Callable[[], None],
     ) -> None:
         """`hello`: who this rank is; also what readers are compared with."""
+        self._settings = settings
         self._inbox = inbox
         self._results = results
         self._on_progress = on_progress
@@ -56,6 +57,10 @@ class IoThread:
         self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
         self._commands: deque[StepMeta] = deque()
         self._closing = False
+        self._tell_sent_at: float | None = None
+        """When the engine is to be told of freed pins, if no step of its own finds them before."""
+        self.is_hurried = False
+        """Any thread. Freed pins are told at once: the engine is short of blocks."""
         self._reader = Reader(transport, settings, name=f"kv-reader-{hello.rank}", on_event=self._hub.wake)
         self._loads = Loads(settings, hello=hello, regions=regions)
         self._producer = Producer(
@@ -75,9 +80,13 @@ class IoThread:
         self._thread.start()
 
     def submit(self, meta: StepMeta) -> None:
-        """Any thread. What the step asks for; comes into force in order."""
+        """Any thread. What the step asks for; comes into force in order, and before any reader is answered.
+
+        What only concerns later readers waits for the next message instead of costing a wake-up.
+        """
         self._commands.append(meta)
-        self._hub.wake()
+        if meta.loads or meta.cancelled or meta.released or self._producer.has_parked:
+            self._hub.wake()
 
     def close(self) -> None:
         """Tells readers, ends both threads and the transport, closes the sockets. Idempotent."""
@@ -108,6 +117,8 @@ class IoThread:
         if self._commands:
             return 0
         next_at = self._loads.next_at()
+        if self._tell_sent_at is not None:
+            next_at = self._tell_sent_at if next_at is None else min(next_at, self._tell_sent_at)
         wait_s = _MAX_WAIT_S if next_at is None else min(max(next_at - time.monotonic(), 0.0), _MAX_WAIT_S)
         return int(wait_s * 1000 + 0.999)
 
@@ -133,6 +144,11 @@ class IoThread:
         self._links.close_idle(now)
         for pin in self._producer.take_freed():
             self._results.sent(pin.engine_request_id)
+            if self._tell_sent_at is None:
+                self._tell_sent_at = now + (0.0 if self.is_hurried else self._settings.kv_release_delay_s)
+        if self._tell_sent_at is not None and self._tell_sent_at <= now:
+            self._tell_sent_at = None
+            self._results.announce_sent()
         if self._results.has_news():
             self._on_progress()
 
@@ -150,7 +166,7 @@ class IoThread:
             elif event.kind == "drained":
                 self._loads.drained(event.leg_id, now)
             elif event.kind == "broken":
-                self._loads.broken(event.leg_id, event.cause, now)
+                self._loads.broken(event.leg_id, event.cause, now, is_peer_lost=event.is_peer_lost)
             elif event.kind == "fenced":
                 self._loads.fenced(event.leg_id, now)
             else:

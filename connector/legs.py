@@ -53,6 +53,10 @@ class Leg:
     state: LegState = LegState.GREETING
     is_gone: bool = False
     """P said so: it needs no Done."""
+    is_done_told: bool = False
+    """Its Verify was its Done."""
+    address: str = ""
+    """Of P's transport, that it is read from."""
     num_bytes: int = 0
     num_descriptors: int = 0
 
@@ -87,6 +91,7 @@ def renew_of(leg: Leg, hello: Hello) -> Renew:
 
 
 def verify_of(leg: Leg, hello: Hello) -> Verify:
+    """The only leg of a load is done when it is verified; of several, one that failed may still need the others."""
     key = leg.running.key
     return Verify(
         epoch=leg.peer.epoch,
@@ -94,6 +99,8 @@ def verify_of(leg: Leg, hello: Hello) -> Verify:
         pair=key.pair,
         consumer=hello.consumer,
         rank=hello.rank,
+        tp_size=hello.tp_size,
+        is_last=len(leg.running.legs) == 1,
     )
 
 

@@ -26,6 +26,7 @@ from connector.legs import (
     renew_of,
     verify_of,
 )
+from connector.presence import Presence
 from connector.settings import ConnectorSettings
 from connector.side_channel import Abort, Answer, Claimed, DoneAck, Gone, Hello, Meta, Reject, Verified, endpoint_of
 from connector.step import Load
@@ -43,6 +44,7 @@ class Loads:
         self._hello = hello
         self._regions = regions
         self._greetings = Greetings(hello=hello, regions=regions, every_s=every_s, tries=tries)
+        self._presence = Presence()
         self._asks: Asks[int] = Asks(every_s=every_s, tries=tries)
         self._dones: Asks[tuple[str, TransferKey]] = Asks(every_s=every_s, tries=tries)
         self._ids = itertools.count(1)
@@ -98,21 +100,31 @@ class Loads:
         if isinstance(answer, Meta | Reject):
             peer = self._greetings.answered(endpoint, answer)
             if peer is not None:
+                if isinstance(answer, Meta):
+                    self._presence.heard(peer, now, answer.transport_address)
                 self._greeted(peer, now)
             return
         if isinstance(answer, DoneAck):
             self._dones.answered((endpoint, answer.key))
             return
         leg = self._leg_of.get((endpoint, answer.key))
+        if leg is not None:
+            address = answer.transport_address if isinstance(answer, Claimed | Verified) else ""
+            self._presence.heard(leg.peer, now, address)
         if leg is None:
             self.num_ignored += not isinstance(answer, Gone)
         elif isinstance(answer, Gone | Abort):
             leg.is_gone = True
             self._refuse(leg, f"P says gone: {answer.reason}", now)
         elif isinstance(answer, Claimed) and leg.state is LegState.CLAIMING:
-            self._granted(leg, answer, now)
+            self._asks.answered(leg.leg_id)
+            self._begin(leg, answer.transport_address, now)
         elif isinstance(answer, Verified) and leg.state is LegState.VERIFYING:
-            self._fire(leg, LegEvent.VERIFIED, now)
+            leg.is_done_told = len(leg.running.legs) == 1
+            if answer.transport_address == leg.address:
+                self._fire(leg, LegEvent.VERIFIED, now)
+            else:
+                self._refuse(leg, f"P's transport was replaced: {leg.address}, now {answer.transport_address}", now)
 
     # What the reading thread says of a StartRead.
 
@@ -125,10 +137,16 @@ class Loads:
     def drained(self, leg_id: int, now: float) -> None:
         self._fire(self._legs[leg_id], LegEvent.DRAINED, now)
 
-    def broken(self, leg_id: int, cause: str, now: float) -> None:
+    def broken(self, leg_id: int, cause: str, now: float, *, is_peer_lost: bool = False) -> None:
+        """`is_peer_lost`: the peer is dead or stands still, so that no other read of it is worth a try."""
         leg = self._legs[leg_id]
+        self._presence.lost(leg.peer)
         self._decide(leg.running, Outcome.FAILED, f"read failed: {cause}", but=leg)
         self._fire(leg, LegEvent.BROKEN, now)
+        if is_peer_lost:
+            for other in self._legs.values():
+                if other.peer == leg.peer and other.state is LegState.READING:
+                    self._decide(other.running, Outcome.FAILED, f"read of another request failed: {cause}")
 
     def fenced(self, leg_id: int, now: float) -> None:
         self._fire(self._legs[leg_id], LegEvent.FENCED, now)
@@ -168,22 +186,32 @@ class Loads:
         return actions
 
     def _meet(self, leg: Leg, now: float) -> None:
-        """Goes on to CLAIM when the peer is known; refuses when it doesn't fit; else greets it."""
+        """Goes on when the peer is known: reads at once, or claims first; refuses one that doesn't fit; else greets."""
         if refusal := self._greetings.refusal(leg.peer):
             self._refuse(leg, refusal, now)
         elif self._greetings.meta(leg.peer) is None:
             self._greetings.greet(leg.peer, now)
         else:
             self._fire(leg, LegEvent.MET, now)
-            self._asks.put(leg.leg_id, leg.peer.endpoint, claim_of(leg, self._hello), now)
+            address = self._presence.fresh_address(leg.peer, now)
+            if address is not None and self._is_small(leg):
+                self._begin(leg, address, now)
+            else:
+                self._asks.put(leg.leg_id, leg.peer.endpoint, claim_of(leg, self._hello), now)
+
+    def _is_small(self, leg: Leg) -> bool:
+        """So little that its read may turn out to be for nothing: unclaimed blocks may be released meanwhile."""
+        num_blocks = len(leg.running.load.block_ids) - leg.running.load.first_block
+        block_bytes = sum(region.size_bytes for region in self._regions)
+        return num_blocks * block_bytes <= self._settings.kv_direct_bytes
 
     def _greeted(self, peer: Peer, now: float) -> None:
         for leg in [leg for leg in self._legs.values() if leg.peer == peer and leg.state is LegState.GREETING]:
             if leg.state is LegState.GREETING:
                 self._meet(leg, now)
 
-    def _granted(self, leg: Leg, answer: Claimed, now: float) -> None:
-        self._asks.answered(leg.leg_id)
+    def _begin(self, leg: Leg, address: str, now: float) -> None:
+        """Granted by CLAIMED, or by the ticket itself."""
         load, meta = leg.running.load, self._greetings.meta(leg.peer)
         try:
             if meta is None:
@@ -194,9 +222,9 @@ class Loads:
         except LayoutError as exc:
             self._refuse(leg, str(exc), now)
             return
-        leg.num_bytes, leg.num_descriptors = runs.num_bytes, len(runs)
+        leg.address, leg.num_bytes, leg.num_descriptors = address, runs.num_bytes, len(runs)
         self._fire(leg, LegEvent.GRANTED, now)
-        self._actions.append(StartRead(leg_id=leg.leg_id, address=answer.transport_address, runs=runs))
+        self._actions.append(StartRead(leg_id=leg.leg_id, address=address, runs=runs))
 
     def _renew(self, leg: Leg) -> None:
         if leg.state in (LegState.GREETING, LegState.CLAIMING, LegState.READING, LegState.VERIFYING):
@@ -239,7 +267,7 @@ class Loads:
         for leg in running.legs:
             del self._legs[leg.leg_id]
             del self._leg_of[leg.peer.endpoint, running.key]
-            if not leg.is_gone:
+            if not leg.is_gone and not leg.is_done_told:
                 done = done_of(leg, self._hello, outcome)
                 self._dones.put((leg.peer.endpoint, running.key), leg.peer.endpoint, done, now)
         stats = TransferStats(

@@ -122,12 +122,18 @@ class Pins:
         return key in self._pins and self._pins[key].state is PinState.EXPECTED
 
     def verify(self, key: TransferKey, consumer: str, rank: int, now: float) -> str | None:
-        """None: the blocks have been pinned since the claim, so what was read is valid."""
+        """None: the blocks have been pinned ever since the prefill, so what was read is valid.
+
+        A pin is made once and freed once, so one that lives now has always lived, claimed or not. A repeated question
+        gets the same answer when the first has freed the pin. Check `is_expected` first: the question then has to wait.
+        """
+        if (buried := self._pins.get(key)) is not None and rank in buried.done.get(consumer, ()):
+            return None
         pin = self._live(key, now)
         if isinstance(pin, str):
             return pin
-        if (consumer, rank) not in pin.claims:
-            return "not claimed"
+        if pin.state is PinState.EXPECTED:
+            raise IllegalTransition(f"{key} is verified before its prefill has ended")
         self._attend(pin, consumer, now)
         return None
 

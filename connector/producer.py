@@ -60,14 +60,19 @@ class Producer:
         self._lease_s = lease_s
         self._transport_at = transport_at
         self._pins = Pins(lease_s=lease_s, hold_s=hold_s)
-        self._parked: dict[TransferKey, dict[tuple[str, int], tuple[Claim, ReplyTo]]] = {}
-        """Claims that came before the prefill's end was known here."""
+        self._parked: dict[TransferKey, dict[tuple[str, int], tuple[Claim | Verify, ReplyTo]]] = {}
+        """Questions that came before the prefill's end was known here."""
         self._readers: dict[TransferKey, ReplyTo] = {}
         """The way to whoever claimed last, to tell of this rank's end."""
 
     def __len__(self) -> int:
         """Pins that hold blocks."""
         return len(self._pins)
+
+    @property
+    def has_parked(self) -> bool:
+        """A reader waits for the end of its prefill. Any thread."""
+        return bool(self._parked)
 
     def apply(self, meta: StepMeta, now: float) -> None:
         """P's part of a step. A mistake in one entry is logged and harms no other."""
@@ -85,7 +90,7 @@ class Producer:
             self._pins.release(request_id, now)
 
     def on_message(self, message: Request, reply: ReplyTo, now: float) -> None:
-        """Answers at once, but for a claim whose prefill is about to end."""
+        """Answers at once, but for a reader whose prefill is about to end."""
         if isinstance(message, Hello):
             reply(self._greet(message))
         elif message.epoch != self._epoch:
@@ -96,8 +101,7 @@ class Producer:
         elif isinstance(message, Claim):
             self._claim(message, reply, now)
         elif isinstance(message, Verify):
-            refusal = self._pins.verify(message.key, message.consumer, message.rank, now)
-            reply(_gone(message, refusal) if refusal else _same(Verified, message))
+            self._verify(message, reply, now)
         else:
             self._done(message, now)
             reply(_same(DoneAck, message))
@@ -128,7 +132,13 @@ class Producer:
         if differences:
             log.error("kv_peer_refused", peer=hello.consumer, differences=differences)
             return Reject(epoch=hello.epoch, reason=f"fingerprints differ (here is P, the peer is D): {differences}")
-        return Meta(epoch=self._epoch, rank=self._rank, tp_size=self._tp_size, regions=self._regions)
+        return Meta(
+            epoch=self._epoch,
+            rank=self._rank,
+            tp_size=self._tp_size,
+            regions=self._regions,
+            transport_address=self._transport_at()[0],
+        )
 
     def _claim(self, claim: Claim, reply: ReplyTo, now: float) -> None:
         try:
@@ -136,9 +146,7 @@ class Producer:
         except LayoutError as exc:
             reply(_gone(claim, str(exc)))
             return
-        if self._pins.is_expected(claim.key):
-            self._pins.renew(claim.key, claim.consumer, now)
-            self._parked.setdefault(claim.key, {})[claim.consumer, claim.rank] = (claim, reply)
+        if self._must_wait(claim, reply, now):
             return
         refusal = self._pins.claim(claim.key, claim.consumer, claim.rank, now)
         if refusal:
@@ -156,6 +164,31 @@ class Producer:
                 transport_generation=generation,
             )
         )
+
+    def _verify(self, verify: Verify, reply: ReplyTo, now: float) -> None:
+        try:
+            expected = consumers_of(self._rank, self._tp_size, verify.tp_size)
+        except LayoutError as exc:
+            reply(_gone(verify, str(exc)))
+            return
+        if self._must_wait(verify, reply, now):
+            return
+        refusal = self._pins.verify(verify.key, verify.consumer, verify.rank, now)
+        if refusal:
+            reply(_gone(verify, refusal))
+            return
+        if verify.is_last:
+            self._pins.done(verify.key, verify.consumer, {verify.rank}, expected, Outcome.OK, now)
+        address, _ = self._transport_at()
+        reply(Verified(epoch=self._epoch, transfer_id=verify.transfer_id, pair=verify.pair, transport_address=address))
+
+    def _must_wait(self, message: Claim | Verify, reply: ReplyTo, now: float) -> bool:
+        """True: kept, to be answered when the prefill has ended."""
+        if not self._pins.is_expected(message.key):
+            return False
+        self._pins.renew(message.key, message.consumer, now)
+        self._parked.setdefault(message.key, {})[message.consumer, message.rank] = (message, reply)
+        return True
 
     def _done(self, done: Done, now: float) -> None:
         try:
@@ -178,8 +211,11 @@ class Producer:
         self._pins.done(done.key, done.consumer, ranks, expected, done.outcome, now)
 
     def _answer_parked(self, key: TransferKey, now: float) -> None:
-        for claim, reply in self._parked.pop(key, {}).values():
-            self._claim(claim, reply, now)
+        for message, reply in self._parked.pop(key, {}).values():
+            if isinstance(message, Claim):
+                self._claim(message, reply, now)
+            else:
+                self._verify(message, reply, now)
 
     def _other_epoch(self, message: Request) -> Answer:
         assert isinstance(message, TransferMessage)
@@ -200,5 +236,5 @@ def _gone(message: TransferMessage, reason: str) -> Gone:
     return Gone(epoch=message.epoch, transfer_id=message.transfer_id, pair=message.pair, reason=reason)
 
 
-def _same(answer: type[Renewed] | type[Verified] | type[DoneAck], message: TransferMessage) -> Answer:
+def _same(answer: type[Renewed] | type[DoneAck], message: TransferMessage) -> Answer:
     return answer(epoch=message.epoch, transfer_id=message.transfer_id, pair=message.pair)

@@ -34,6 +34,8 @@ class ReadEvent:
     leg_id: int
     kind: Literal["read", "drained", "broken", "fenced", "stuck"]
     cause: str = ""
+    is_peer_lost: bool = False
+    """Of `broken`: the peer is dead or stands still."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,7 @@ class _Job:
     peer: str
     runs: Runs
     stop: bool = False
+    is_peer_lost: bool = False
 
 
 class Reader:
@@ -127,7 +130,7 @@ class Reader:
                 return
             cause = self._call(job, call)
             if cause is not None:
-                self._say(job, "broken", cause)
+                self._say(job, "broken", cause, is_peer_lost=job.is_peer_lost)
                 self._say(job, "fenced" if self._fence(job) else "stuck", cause)
                 return
         self._say(job, "read")
@@ -141,10 +144,12 @@ class Reader:
         except TransportError as exc:
             cause = str(exc)
         if time.monotonic() - began > _QUICK_S:
+            job.is_peer_lost = True
             return f"{cause}, stalled"
         if job.stop or not self._fence(job):
             return cause
         if not self._transport.probe(job.peer):
+            job.is_peer_lost = True
             return f"{cause}; {job.peer} is dead"
         self.num_retries += 1
         log.warning("kv_read_repeated", peer=job.peer, cause=cause)
@@ -169,6 +174,13 @@ class Reader:
                 self._changed.wait(_FENCE_RETRY_S)
             left_s -= _FENCE_RETRY_S
 
-    def _say(self, job: _Job, kind: Literal["read", "drained", "broken", "fenced", "stuck"], cause: str = "") -> None:
-        self._events.append(ReadEvent(leg_id=job.leg_id, kind=kind, cause=cause))
+    def _say(
+        self,
+        job: _Job,
+        kind: Literal["read", "drained", "broken", "fenced", "stuck"],
+        cause: str = "",
+        *,
+        is_peer_lost: bool = False,
+    ) -> None:
+        self._events.append(ReadEvent(leg_id=job.leg_id, kind=kind, cause=cause, is_peer_lost=is_peer_lost))
         self._on_event()

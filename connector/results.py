@@ -21,9 +21,14 @@ class Results:
         self._news = False
 
     def sent(self, engine_request_id: str) -> None:
+        """Not news by itself, see `announce_sent`."""
         with self._lock:
             self._sent.add(engine_request_id)
-            self._news = True
+
+    def announce_sent(self) -> None:
+        """Makes what `sent` brought news, unless it was taken already: a wake-up for several ids, or for none."""
+        with self._lock:
+            self._news = self._news or bool(self._sent)
 
     def loaded(self, engine_request_id: str, stats: TransferStats) -> None:
         with self._lock:

@@ -24,6 +24,10 @@ class ConnectorSettings:
     kv_answer_tries: int = field(
         default=6, metadata={"help": "a side-channel message is sent this many times before its peer counts as gone"}
     )
+    kv_direct_bytes: int = field(
+        default=4 * 1024 * 1024,
+        metadata={"help": "up to this size D reads at once, without CLAIM, from a P that answered a moment ago"},
+    )
     kv_max_descriptors: int = field(
         default=512, metadata={"help": "most (local, remote, length) descriptors in one transport call"}
     )
@@ -32,6 +36,12 @@ class ConnectorSettings:
     )
     kv_transport_timeout_s: int = field(
         default=5, metadata={"help": "the transport gives a stalled call up after this time (at least 5)"}
+    )
+    kv_release_delay_s: float = field(
+        default=0.02,
+        metadata={
+            "help": "P learns this late, and of several at once, that blocks were read; at once when it is short"
+        },
     )
     kv_quarantine_s: float = field(
         default=60.0,

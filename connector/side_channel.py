@@ -4,7 +4,7 @@
     Hello   once per rank+epoch  Meta | Reject          who are you, where are your regions, do we fit
     Renew   every lease/3        Renewed | Gone         D's scheduler half until CLAIM, then each worker half
     Claim   per rank             Claimed | Gone         from here on this rank reads
-    Verify  after the read       Verified | Gone        the blocks were pinned all the time
+    Verify  after the read       Verified | Gone        the blocks were pinned all the time; may be the Done(ok) too
     Done    ok/failed/cancelled  DoneAck                repeated until acknowledged
                                  Abort                  P is going: stop reading
 
@@ -38,6 +38,8 @@ class Meta:
     rank: int
     tp_size: int
     regions: tuple[KvRegion, ...]
+    transport_address: str
+    """Where to read from now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,15 @@ class Claimed(TransferMessage):
 class Verify(TransferMessage):
     consumer: str
     rank: int
+    tp_size: int
+    is_last: bool
+    """True: this rank is done once it is told Verified, no Done follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified(TransferMessage):
-    pass
+    transport_address: str
+    """What was read came from here, or it may be another's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ Laws, tested with random event sequences:
    In pull nobody writes P's memory: a reader that comes too late harms only itself, and VERIFY tells it so (law 3).
    That is why the end of a lease, which is nothing but time, may free P's blocks. D's blocks are written by D's own
    reads: they are given back when the call in flight has ended well, or after a fence.
-3. D decodes only from blocks whose pin at P was not freed between CLAIM and VERIFY, after the whole read.
+3. D decodes only from blocks whose pin at P lives when VERIFY comes, after the whole read. A pin is made once, before
+   the ticket leaves P, and freed once: one that lives has lived during the whole read. So a read needs no CLAIM to be
+   valid. CLAIM makes P's `release` wait for the reader; for small reads that costs more than a read in vain.
 4. Every message carries (epoch, transfer id, pair); others are answered GONE. Verdicts stay as tombstones for two
    leases; a higher pair is another transfer with other blocks.
 5. Every wait has a deadline on both sides.
@@ -107,6 +109,7 @@ class LegState(Enum):
 class LegEvent(Enum):
     MET = "met"
     GRANTED = "granted"
+    """By P's answer to CLAIM, or for a small read by the ticket."""
     READ = "read"
     DRAINED = "drained"
     BROKEN = "broken"

@@ -117,6 +117,11 @@ class WorkerHalf:
         """What ended since the last call; each id exactly once."""
         return self._results.take()
 
+    def hurry_releases(self, is_short: bool) -> None:
+        """P is short of blocks, or no longer: freed pins wake an idle engine at once, without `kv_release_delay_s`."""
+        if self._io is not None:
+            self._io.is_hurried = is_short
+
     def shutdown(self) -> None:
         """Ends readers' claims, closes sockets, threads and the transport. Idempotent."""
         if self._io is None:

@@ -13,7 +13,7 @@ from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import DecodeRequest, Offer, Verdict
 from decode_worker.room import RoomWaiters
 from decode_worker.settings import DecodeWorkerSettings
-from engine.base import Engine, EngineRequest, LoadKv, ReceiveKv
+from engine.base import Engine, EngineError, EngineRequest, LoadKv, ReceiveKv
 from engine.ledger import KvLedger
 from pdq.wire.types import KvTicket, num_ids
 
@@ -108,18 +108,24 @@ class Admission:
     async def _admit(self, request: DecodeRequest) -> None:
         """Asks the gateway while the engine reads the KV already: one round trip less before the first token."""
         offer = request.offer
-        await self._engine.submit(
-            EngineRequest(
-                engine_request_id=request.engine_request_id,
-                request_id=offer.request_id,
-                pair=offer.pair,
-                prompt_ids=offer.prompt_ids,
-                generated_ids=offer.generated_ids,
-                sampling=offer.sampling,
-                kv=_kv_of(offer),
-            )
+        engine_request = EngineRequest(
+            engine_request_id=request.engine_request_id,
+            request_id=offer.request_id,
+            pair=offer.pair,
+            prompt_ids=offer.prompt_ids,
+            generated_ids=offer.generated_ids,
+            sampling=offer.sampling,
+            kv=_kv_of(offer),
         )
-        message = self._decide(request, await self._ask_gateway(offer))
+        try:
+            await self._engine.submit(engine_request)
+        except EngineError:  # it has just died and this worker ends: P has the KV still and asks another one
+            self._requests.abort(request, reason=None)
+            self._answer(request, Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=0))
+            return
+        self._answer(request, self._decide(request, await self._ask_gateway(offer)))
+
+    def _answer(self, request: DecodeRequest, message: Notice) -> None:
         reply = self._replies.pop(request, None)
         if reply is not None:
             reply(message)

@@ -14,11 +14,12 @@ from broker.redis_calls import RedisCalls
 from broker.redis_client import RedisSettings
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.settings import DecodeWorkerSettings
 from decode_worker.worker import DecodeWorker
 from engine.factory import EngineProcessSettings, create_engine, engine_ports, start_engine
 from pdq.runtime.common import RuntimeSettings
-from pdq.runtime.metrics import metrics_ports
+from pdq.runtime.metrics import MetricsListener, metrics_ports, new_registry
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
 from pdq.runtime.process import log_ready, run_role
@@ -54,6 +55,8 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     inbox_port = FixedPort(host=notices.inbox_host, port=notices.inbox_port, setting="--inbox-port")
     check_ports([inbox_port, *metrics_ports(settings.runtime), *engine_ports(settings.engine)])
     engine = create_engine(settings.engine, settings.model, settings.runtime, role="consumer", worker_id=worker_id)
+    metrics = new_registry()
+    listener = MetricsListener(metrics, host=settings.runtime.metrics_host, port=settings.runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
         await drain.unless_requested(calls.start_when_reachable())
@@ -75,6 +78,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 engine_info=info,
                 peers=peers,
                 deltas=deltas,
+                metrics=DecodeMetrics(metrics),
                 clock=asyncio.get_running_loop().time,
             )
             membership = Membership(
@@ -86,7 +90,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
             await inbox.start(worker.on_notice)
-            await membership.join()
+            await drain.unless_requested(membership.join())
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)
             await deltas.drained(timeout_s=1)  # a live gateway acknowledges within 0.1 s
@@ -97,3 +101,4 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
             await inbox.close()
     finally:
         await calls.close()
+        listener.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 
 import structlog
@@ -10,8 +11,9 @@ import structlog
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.messages import Failed
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.requests import DecodeRequest, RequestTable
-from engine.base import Engine
+from engine.base import Engine, EngineError
 
 log = structlog.get_logger(__name__)
 
@@ -24,35 +26,42 @@ class OpenRequests:
         table: RequestTable,
         engine: Engine,
         peers: NoticePeers,
+        metrics: DecodeMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
         self._engine = engine
         self._peers = peers
+        self._metrics = metrics
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = table
 
     def finish(self, request: DecodeRequest) -> None:
         """Its last delta is on the link."""
+        self._metrics.on_end("finished")
         self.table.close(request, self._clock())
 
     def fail(self, request: DecodeRequest, error: str) -> None:
         """The engine gave it up; the gateway decides whether it goes on elsewhere. `error` is `code: detail`."""
         log.warning("decode_failed", request_id=request.offer.request_id, pair=str(request.offer.pair), error=error)
         code, _, detail = error.partition(": ")
+        self._metrics.on_end("failed")
+        self._metrics.on_failure(code, detail)
         self.table.close(request, self._clock(), gone=error)
         self.spawn(self._send_failed(request, code=code, detail=detail))
 
     def abort(self, request: DecodeRequest, *, reason: str | None) -> None:
         """With a reason, a repeated KvReady of this pair is answered Gone; without, it may start anew."""
+        self._metrics.on_end("not_admitted" if reason is None else "cancelled")
         self.table.close(request, self._clock(), gone=reason)
-        self.spawn(self._engine.abort(request.engine_request_id))
+        self.spawn(self._abort_in_engine(request.engine_request_id))
 
     async def fail_all(self, detail: str) -> None:
         """This worker ends: every open request is continued elsewhere."""
         requests = self.table.all()
         for request in requests:
+            self._metrics.on_end("stopped")
             self.table.close(request, self._clock(), gone=detail)
         await asyncio.gather(
             *(self._send_failed(request, code="worker_stopped", detail=detail) for request in requests)
@@ -78,6 +87,10 @@ class OpenRequests:
             await self._peers.request(offer.gateway, failed)
         except PeerUnavailable:
             log.warning("gateway_silent", request_id=offer.request_id, gateway=offer.gateway)
+
+    async def _abort_in_engine(self, engine_request_id: str) -> None:
+        with contextlib.suppress(EngineError):  # its KV went with the engine
+            await self._engine.abort(engine_request_id)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.links import DeltaSender
 from broker.messages import DecodeStats, Delta
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import DecodeRequest, State
 from engine.base import EngineOutput, StepOutputs
@@ -11,10 +12,11 @@ from pdq.wire.types import num_ids
 
 
 class TokenStream:
-    def __init__(self, *, requests: OpenRequests, deltas: DeltaSender) -> None:
+    def __init__(self, *, requests: OpenRequests, deltas: DeltaSender, metrics: DecodeMetrics) -> None:
         self._requests = requests
         self._table = requests.table
         self._deltas = deltas
+        self._metrics = metrics
         self._step = 0
 
     def on_step(self, step: StepOutputs) -> None:
@@ -29,6 +31,8 @@ class TokenStream:
                 self._requests.fail(request, output.error)
                 continue
             delta = _delta(request, output)
+            if output.transfer is not None:
+                self._metrics.on_transfer(output.transfer)
             if request.state is State.ADMITTING:
                 request.held_back.append(delta)
                 continue
@@ -36,15 +40,19 @@ class TokenStream:
             if delta.finish is not None:
                 self._requests.finish(request)
         for gateway, deltas in frames.items():
-            self._deltas.push(gateway, self._step, tuple(deltas))
+            self._push(gateway, deltas)
 
     def on_go(self, request: DecodeRequest, held_back: list[Delta]) -> None:
         """The request was admitted: what came before Go leaves first."""
         if not held_back:
             return
-        self._deltas.push(request.offer.gateway, self._step, tuple(held_back))
+        self._push(request.offer.gateway, held_back)
         if held_back[-1].finish is not None:
             self._requests.finish(request)
+
+    def _push(self, gateway: str, deltas: list[Delta]) -> None:
+        self._metrics.on_frame(sum(num_ids(delta.token_ids) for delta in deltas))
+        self._deltas.push(gateway, self._step, tuple(deltas))
 
 
 def _delta(request: DecodeRequest, output: EngineOutput) -> Delta:

@@ -12,6 +12,7 @@ from broker.links import DeltaSender, NoticePeers, NoticeReply
 from broker.membership import Membership
 from broker.messages import Cancel, Cancelled, KvReady, Notice, Reserve, Start
 from decode_worker.admission import Admission
+from decode_worker.metrics import DecodeMetrics
 from decode_worker.open_requests import OpenRequests
 from decode_worker.requests import RequestTable
 from decode_worker.room import RoomWaiters
@@ -37,6 +38,7 @@ class DecodeWorker:
         engine_info: EngineInfo,
         peers: NoticePeers,
         deltas: DeltaSender,
+        metrics: DecodeMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
@@ -55,9 +57,10 @@ class DecodeWorker:
             table=RequestTable(answer_memory_s=settings.answer_memory_s),
             engine=engine,
             peers=peers,
+            metrics=metrics,
             clock=clock,
         )
-        self._stream = TokenStream(requests=self._requests, deltas=deltas)
+        self._stream = TokenStream(requests=self._requests, deltas=deltas, metrics=metrics)
         self._admission = Admission(
             worker_id=worker_id,
             endpoint=endpoint,
@@ -70,6 +73,7 @@ class DecodeWorker:
             on_go=self._stream.on_go,
             clock=clock,
         )
+        metrics.watch(self.record)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain, then finishes what it decodes, within the grace.

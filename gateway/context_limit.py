@@ -1,4 +1,4 @@
-"""How many tokens a request may have: by setting, by the model, and by the largest KV memory that could hold it.
+"""How many tokens a request may have: by setting, by the model, and by what the workers' engines and KV memory take.
 
 A longer one would wait in the queue until its deadline: no worker could ever take it.
 """
@@ -26,10 +26,17 @@ class ContextLimit:
         """Tokens of prompt and answer together."""
         if self._view.workers is not self._seen:
             self._seen = self._view.workers
-            pools = (max(map(_tokens, self._view.of_role(role)), default=0) for role in ("prefill", "decode"))
-            self._limit = min([self._fixed, *(pool for pool in pools if pool)])
+            of_roles = (_largest(self._view.of_role(role)) for role in ("prefill", "decode"))
+            self._limit = min([self._fixed, *(limit for limit in of_roles if limit)])
         return self._limit
 
 
-def _tokens(worker: WorkerRecord) -> int:
-    return worker.total_blocks * worker.block_size
+def _largest(workers: tuple[WorkerRecord, ...]) -> int:
+    """0: nobody says. Workers on their way out count only where there are no others."""
+    staying = [worker for worker in workers if worker.state != "draining"]
+    return max(map(_limit_of, staying or workers), default=0)
+
+
+def _limit_of(worker: WorkerRecord) -> int:
+    """Of prompt and answer together, also at P: a request that moves is prefilled with its answer so far."""
+    return worker.max_model_len or worker.total_blocks * worker.block_size

@@ -123,7 +123,7 @@ class Gateway:
         settings, hub = self._settings, self._hub
         try:
             await self._inbox.start(hub.on_notice)
-            await self._membership.join()
+            await self._drain.unless_requested(self._membership.join())
             async with asyncio.TaskGroup() as group:
                 loops = [
                     group.create_task(self._membership.run()),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import structlog
 
 from broker.base import DeadJob, PrefillQueue
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.messages import Failed, PromptLogprobs
-from engine.base import Engine
+from engine.base import Engine, EngineError
 from prefill_worker.held import HeldJob
 
 log = structlog.get_logger(__name__)
@@ -34,10 +36,11 @@ class JobEnds:
 
     async def drop(self, held: HeldJob) -> None:
         """Whatever state the engine has it in: nobody will come for this prefill."""
-        if held.is_prefilled:
-            await self._engine.release(held.engine_request_id)
-        else:
-            await self._engine.abort(held.engine_request_id)
+        with contextlib.suppress(EngineError):  # its KV went with the engine
+            if held.is_prefilled:
+                await self._engine.release(held.engine_request_id)
+            else:
+                await self._engine.abort(held.engine_request_id)
 
     async def tell_dead(self, dead: DeadJob) -> None:
         """The queue has ended this job: its gateway must answer the client."""

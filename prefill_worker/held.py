@@ -16,6 +16,22 @@ class Phase(Enum):
     PARKED = "parked"
 
 
+class JobOutcome(Enum):
+    """How a job left this worker."""
+
+    HANDED_OVER = "handed_over"
+    GONE = "gone"
+    """The gateway did not want it any more."""
+    NO_ROOM = "no_room"
+    """Given back: no decode worker took it in time."""
+    FAILED = "failed"
+    """Given back: the engine gave it up."""
+    REFUSED = "refused"
+    """Larger than the KV pool."""
+    LOST = "lost"
+    """Cancelled, stalled, or its lease was lost; the queue knows more."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldJob:
     """One leased job. `task` runs it; cancelling the task drops the job without touching the queue."""
@@ -27,6 +43,8 @@ class HeldJob:
     phase: Phase = Phase.COMPUTING
     needs_drop: bool = True
     """The engine still has it for us: whoever ends the job aborts or releases it."""
+    outcome: JobOutcome = JobOutcome.LOST
+    """Until it is known better."""
     task: asyncio.Task[None] | None = None
     prefilled: asyncio.Future[EngineOutput] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -82,4 +100,5 @@ class HeldJobs:
 
     @property
     def num_parked(self) -> int:
-        return sum(1 for held in self._jobs.values() if held.phase is Phase.PARKED)
+        """May be asked by other threads."""
+        return sum(1 for held in self.all() if held.phase is Phase.PARKED)

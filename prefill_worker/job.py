@@ -14,11 +14,12 @@ import structlog
 from broker.errors import PeerUnavailable, QueueUnavailable
 from broker.links import NoticePeers
 from broker.messages import Gone, KvReady, PromptLogprobs, Reserve
-from engine.base import Engine, EngineOutput, EngineRequest, PrefillOnly, PushKv
+from engine.base import Engine, EngineError, EngineOutput, EngineRequest, PrefillOnly, PushKv
 from pdq.wire.types import KvSource, KvTicket
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover, HandoverResult, Outcome
-from prefill_worker.held import HeldJob, Phase
+from prefill_worker.held import HeldJob, JobOutcome, Phase
+from prefill_worker.metrics import PrefillMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ class JobRunner:
         engine: Engine,
         peers: NoticePeers,
         handover: Handover,
+        metrics: PrefillMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._worker_id = worker_id
@@ -43,6 +45,7 @@ class JobRunner:
         self._engine = engine
         self._peers = peers
         self._handover = handover
+        self._metrics = metrics
         self._clock = clock
 
     async def run(self, held: HeldJob) -> None:
@@ -92,6 +95,7 @@ class JobRunner:
         else:
             if isinstance(answer, Gone):
                 log.info("request_gone", reason=answer.reason)
+                held.outcome = JobOutcome.GONE
                 await self._ends.settle(held, state="gone")
                 return
         held.needs_drop = False  # what is not written yet goes on; the engine reports the blocks' release
@@ -101,22 +105,27 @@ class JobRunner:
         """None: the engine failed, and the job was given back."""
         job = held.lease.job
         held.prefill_started_at = self._clock()
-        await self._engine.submit(
-            EngineRequest(
-                engine_request_id=held.engine_request_id,
-                request_id=job.request_id,
-                pair=held.lease.pair,
-                prompt_ids=job.prompt_ids,
-                generated_ids=job.generated_ids,
-                sampling=job.sampling,
-                kv=kv,
-            )
+        request = EngineRequest(
+            engine_request_id=held.engine_request_id,
+            request_id=job.request_id,
+            pair=held.lease.pair,
+            prompt_ids=job.prompt_ids,
+            generated_ids=job.generated_ids,
+            sampling=job.sampling,
+            kv=kv,
         )
-        output = await held.prefilled
+        try:
+            await self._engine.submit(request)
+            output = await held.prefilled
+        except EngineError as exc:  # it has just died: the worker ends, this job must not wait for its lease to run out
+            output = EngineOutput(engine_request_id=held.engine_request_id, error=f"engine_error: {exc}")
         if output.error is not None:
             held.needs_drop = False
+            held.outcome = JobOutcome.FAILED
             await self._ends.give_back(held, failure=output.error)
             return None
+        prefill_s = held.prefill_s(self._clock())
+        self._metrics.on_prefilled(held, prefill_s=prefill_s, cached_tokens=output.cached_tokens)
         if output.prompt_logprobs is not None:
             await self._ends.notify(
                 job.gateway,
@@ -125,15 +134,18 @@ class JobRunner:
         return output
 
     async def _settle(self, held: HeldJob, decode_worker: str) -> None:
+        held.outcome = JobOutcome.HANDED_OVER
         await self._ends.settle(held, state="decoding", decode_worker=decode_worker)
         log.info("handed_over", decode_worker=decode_worker, prefill_s=round(held.prefill_s(self._clock()), 6))
 
     async def _not_accepted(self, held: HeldJob, result: HandoverResult) -> None:
         if result.outcome is Outcome.GONE:
             log.info("request_gone", reason=result.reason)
+            held.outcome = JobOutcome.GONE
             await self._ends.settle(held, state="gone")
         else:
             log.info("given_back", reason="no decode worker had room")
+            held.outcome = JobOutcome.NO_ROOM
             await self._ends.give_back(held, failure=None)
 
     def _reserve(self, held: HeldJob) -> Reserve:

@@ -19,12 +19,13 @@ from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
 from engine.factory import EngineProcessSettings, create_engine, engine_ports, start_engine
 from pdq.runtime.common import RuntimeSettings
-from pdq.runtime.metrics import metrics_ports
+from pdq.runtime.metrics import MetricsListener, metrics_ports, new_registry
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort, check_ports
 from pdq.runtime.process import log_ready, run_role
 from pdq.runtime.settings import load
 from pdq.runtime.signals import Drain
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.worker import PrefillWorker
 
@@ -60,6 +61,8 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     inbox_port = FixedPort(host=notices.inbox_host, port=notices.inbox_port, setting="--inbox-port")
     check_ports([inbox_port, *metrics_ports(settings.runtime), *engine_ports(settings.engine)])
     engine = create_engine(settings.engine, settings.model, settings.runtime, role="producer", worker_id=worker_id)
+    metrics = new_registry()
+    listener = MetricsListener(metrics, host=settings.runtime.metrics_host, port=settings.runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:
         await drain.unless_requested(calls.start_when_reachable())
@@ -82,6 +85,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 engine_info=info,
                 peers=peers,
                 view=view,
+                metrics=PrefillMetrics(metrics),
                 clock=asyncio.get_running_loop().time,
                 rng=random.Random(),
             )
@@ -93,7 +97,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 record=worker.record,
                 on_drain=functools.partial(drain.request, "asked through the registry"),
             )
-            await membership.join()
+            await drain.unless_requested(membership.join())
             await inbox.start(worker.on_notice)
             log_ready(inbox=inbox.endpoint, redis=calls.connector.where, blocks=info.total_blocks)
             await worker.run(drain, membership)
@@ -104,3 +108,4 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
             await queue.close()
     finally:
         await calls.close()
+        listener.close()

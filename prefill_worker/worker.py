@@ -18,9 +18,10 @@ from engine.ledger import KvLedger
 from pdq.runtime.signals import Drain
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
-from prefill_worker.held import HeldJob, HeldJobs
+from prefill_worker.held import HeldJob, HeldJobs, JobOutcome
 from prefill_worker.job import JobRunner
 from prefill_worker.leases import LeaseKeeper, Progress
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
 
@@ -42,6 +43,7 @@ class PrefillWorker:
         engine_info: EngineInfo,
         peers: NoticePeers,
         view: RegistryView,
+        metrics: PrefillMetrics,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
@@ -51,6 +53,7 @@ class PrefillWorker:
         self._queue = queue
         self._engine = engine
         self._info = engine_info
+        self._metrics = metrics
         self._clock = clock
         self._held = HeldJobs()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
@@ -77,6 +80,7 @@ class PrefillWorker:
             engine=engine,
             peers=peers,
             handover=self._handover,
+            metrics=metrics,
             clock=clock,
         )
         self._taker = Taker(
@@ -98,6 +102,7 @@ class PrefillWorker:
             clock=clock,
             rng=rng,
         )
+        metrics.watch(self.record)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain; then finishes what is held, within the grace.
@@ -162,6 +167,7 @@ class PrefillWorker:
 
     def _on_lease(self, lease: JobLease) -> None:
         held = HeldJob(lease=lease, taken_at=self._clock())
+        self._metrics.on_take(held)
         if self._ledger.could_ever_promise(held.num_tokens):
             self._ledger.promise(held.engine_request_id, held.num_tokens)
             coroutine = self._runner.run(held)
@@ -174,6 +180,7 @@ class PrefillWorker:
 
     async def _refuse(self, held: HeldJob) -> None:
         """A prompt larger than the whole pool: an answer now beats a queue that stands still."""
+        held.outcome = JobOutcome.REFUSED
         pool_tokens = self._info.total_blocks * self._info.block_size
         try:
             await self._queue.settle(held.lease, state="refused")
@@ -194,6 +201,7 @@ class PrefillWorker:
 
     def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
         self._held.remove(held)
+        self._metrics.on_end(held)
         self._tasks.discard(task)
         self._taker.room_changed()
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -61,6 +61,8 @@ class WorkerPort(Protocol):
 
     def get_transfer_results(self) -> TransferResults: ...
 
+    def hurry_releases(self, is_short: bool) -> None: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -133,6 +135,9 @@ class NoWorker:
 
     def get_transfer_results(self) -> TransferResults:
         return NOTHING
+
+    def hurry_releases(self, is_short: bool) -> None:
+        pass
 
     def shutdown(self) -> None:
         pass

@@ -66,27 +66,36 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """One step, also with nothing to compute: the connector's news are taken over. Raises CoreFailed."""
         scheduler, scheduler_half, worker_half = self.scheduler, self._scheduler_half, self._worker_half
-        scheduler.fail_gone(scheduler_half.take_gone())
-        chunks = scheduler.schedule()
-        meta = scheduler_half.build_connector_meta()
-        worker_half.handle_preemptions(meta)
-        worker_half.bind_connector_metadata(meta)
-        # vLLM 0.32 launches the forward first, but its forward is asynchronous; ours would delay the loads by a step.
-        worker_half.start_load_kv()
-        results = self.runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
-        worker_half.wait_for_save()
+        # vLLM asks after the forward; asked before, what has just been loaded is decoded in this very step.
         transfers = worker_half.get_transfer_results()
-        worker_half.clear_connector_metadata()
-        scheduler.update(chunks, results)
         if transfers.fatal is not None:
             raise CoreFailed(f"the connector can't give KV blocks back safely: {transfers.fatal}")
         if not transfers.is_empty:
             scheduler.on_transfers(transfers)
+        scheduler.fail_gone(scheduler_half.take_gone())
+        chunks = scheduler.schedule()
+        self._pass_metadata()
+        results = self.runner.run(chunks, self._before_layer, self._after_layer) if chunks else []
+        worker_half.wait_for_save()
+        worker_half.clear_connector_metadata()
+        scheduler.update(chunks, results)
+        if scheduler_half.has_pending_meta():
+            # An empty step in vLLM: a finished prefill is known to the worker half before its ticket leaves.
+            self._pass_metadata()
+            worker_half.clear_connector_metadata()
+        worker_half.hurry_releases(self.pool.num_free * 2 < self.pool.num_blocks)
         outputs, released = scheduler.take_news()
         self._num_steps += 1
-        # Blocks that came free may let the head of the queue in, so news ask for one more step.
-        self._is_busy = scheduler.can_compute or bool(chunks or released or outputs)
+        # Blocks that came free may let the head of the queue in: one more step.
+        self._is_busy = scheduler.can_compute or (scheduler.has_waiting and bool(chunks or released or outputs))
         return StepOutputs(outputs=outputs, released=released, stats=self.stats())
+
+    def _pass_metadata(self) -> None:
+        meta, worker_half = self._scheduler_half.build_connector_meta(), self._worker_half
+        worker_half.handle_preemptions(meta)
+        worker_half.bind_connector_metadata(meta)
+        # vLLM 0.32 launches the forward first, but its forward is asynchronous; ours would delay the loads by a step.
+        worker_half.start_load_kv()
 
     def stats(self) -> EngineStats:
         """`step` counts idle steps and layers too: it stands still only while a step, or the loop, is stuck."""

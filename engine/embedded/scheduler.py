@@ -73,6 +73,11 @@ class Scheduler:
         """A step now will compute something. False with requests waiting: they wait for blocks or for remote KV."""
         return bool(self._running or self._loaded)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Some request waits for blocks, or for the connector's word."""
+        return bool(self._waiting)
+
     def state_of(self, engine_request_id: str) -> State | None:
         """None: unknown, or finished and forgotten."""
         request = self._requests.get(engine_request_id)

@@ -77,7 +77,7 @@ def holder_of(port: int) -> str:
         for connection in listeners:
             if connection.pid:
                 process = psutil.Process(connection.pid)
-                return f"{process.name()} (pid {process.pid}): {' '.join(process.cmdline())[:120]}"
+                return f"{process.name()} (pid {process.pid}): {' '.join(process.cmdline()).strip()[:120]}"
     except psutil.Error:
         pass
     return "a process that this user can't see"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from broker.base import WorkerRecord
+from broker.base import Registry, WorkerRecord
 from broker.errors import DoesNotFit
 from broker.fit import misfit
 from broker.membership import Membership, RegistryView
-from tests.broker.stores import Store
+from broker.redis_registry import RedisRegistry
+from broker.registry_settings import RegistrySettings
+from tests.broker.stores import MODEL, RedisStore, Store
 
 FLOAT32 = "block_size=16 dtype=float32 mode=pull"
 BFLOAT16 = "block_size=16 dtype=bfloat16 mode=pull"
@@ -25,11 +29,11 @@ def worker(worker_id: str, role: str, fingerprint: str = FLOAT32, state: str = "
     )
 
 
-def membership(store: Store, record: WorkerRecord, *, mode: str = "pull") -> Membership:
+def membership(registry: Registry, record: WorkerRecord, *, mode: str = "pull") -> Membership:
     return Membership(
-        store.registry,
+        registry,
         RegistryView(),
-        heartbeat_s=1.0,
+        heartbeat_s=0.05,
         config={"mode": mode},
         record=lambda: record,
         on_drain=lambda: None,
@@ -68,17 +72,17 @@ def test_ready_workers_of_the_other_role_judge_then_those_of_the_own_then_starti
 
 
 async def test_a_worker_that_does_not_fit_leaves_nothing_in_the_registry(store: Store) -> None:
-    await membership(store, worker("p1", "prefill")).join()
+    await membership(store.registry, worker("p1", "prefill")).join()
 
     with pytest.raises(DoesNotFit, match="dtype: bfloat16 here, float32 there"):
-        await membership(store, worker("d1", "decode", BFLOAT16)).join()
+        await membership(store.registry, worker("d1", "decode", BFLOAT16)).join(patience_s=0)
 
     assert [record.worker_id for record in await store.registry.workers()] == ["p1"]
 
 
 async def test_a_worker_that_fits_is_ready_after_it_joined(store: Store) -> None:
     for record in (worker("p1", "prefill"), worker("d1", "decode")):
-        await membership(store, record).join()
+        await membership(store.registry, record).join()
 
     assert {(record.worker_id, record.state) for record in await store.registry.workers()} == {
         ("p1", "ready"),
@@ -87,10 +91,21 @@ async def test_a_worker_that_fits_is_ready_after_it_joined(store: Store) -> None
 
 
 async def test_all_processes_of_a_model_run_in_the_mode_of_the_first(store: Store) -> None:
-    await membership(store, worker("g1", "gateway", "")).join()
+    await membership(store.registry, worker("g1", "gateway", "")).join()
 
     with pytest.raises(DoesNotFit, match=r"mode is push here, but pull in every running process.* --mode pull"):
-        await membership(store, worker("p1", "prefill"), mode="push").join()
+        await membership(store.registry, worker("p1", "prefill"), mode="push").join(patience_s=0)
 
     assert await store.registry.agree({"mode": "pull"}) == {"mode": "pull"}
     assert [record.worker_id for record in await store.registry.workers()] == ["g1"]
+
+
+async def test_a_worker_waits_for_dead_ones_of_another_kind_and_mode_to_be_forgotten(redis_store: RedisStore) -> None:
+    registry = RedisRegistry(redis_store.calls, MODEL, RegistrySettings(registry_ttl_s=0.3))
+    await membership(registry, worker("p1", "prefill", BFLOAT16), mode="push").join()  # beats once, as if killed then
+
+    async with asyncio.timeout(10):
+        await membership(registry, worker("d1", "decode"), mode="pull").join(patience_s=9)
+
+    assert await registry.agree({"mode": "pull"}) == {"mode": "pull"}
+    assert [record.worker_id for record in await registry.workers()] == ["d1"]

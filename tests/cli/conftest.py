@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 
 from pdq.cli.redis_server import free_port
 
 LIMIT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_this_test_only() -> Iterator[None]:
+    """A command sets up logs on the test's stderr, which is closed afterwards."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -239,7 +239,10 @@ class Transfers(RuleBasedStateMachine):
 
         def reply(answer: Answer) -> None:
             d.from_p.append(answer)
-            if type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
+            if isinstance(message, Verify) and message.is_last and type(answer).__name__ == "Verified":
+                if prefill := self.prefills.get(message.transfer_id):
+                    prefill.contact.pop(d.name, None)
+            elif type(answer).__name__ in ("Claimed", "Verified", "Renewed"):
                 self._contact(d, answer.key, claims=type(answer).__name__ == "Claimed")  # type: ignore[union-attr]
 
         if isinstance(message, Done) and (prefill := self.prefills.get(message.transfer_id)):
@@ -249,9 +252,10 @@ class Transfers(RuleBasedStateMachine):
         self._settle()
 
     def _contact(self, d: Consumer, key: TransferKey, *, claims: bool) -> None:
-        prefill = self.prefills[key.transfer_id]
-        if claims or d.name in prefill.contact:
-            prefill.contact[d.name] = self.now
+        contact = self.prefills[key.transfer_id].contact
+        has_claim = d.name in contact and self.now - contact[d.name] < SETTINGS.kv_lease_s
+        if claims or has_claim:
+            contact[d.name] = self.now
 
     def _settle(self) -> None:
         self.producer.tick(self.now)

@@ -11,6 +11,9 @@ from connector.memory_transport import MemoryFabric, MemoryTransport
 from tests.connector.faulty import FaultyTransport
 from tests.connector.worlds import QUICK, World, close_all
 
+CLAIMS = replace(QUICK, kv_direct_bytes=0)
+"""D claims before it reads, as it does for large prompts and for a P that it hasn't heard of lately."""
+
 Make = Callable[..., tuple[World, FaultyTransport]]
 
 
@@ -60,8 +63,8 @@ def test_an_aborted_read_is_reported_only_after_its_call_has_ended(make: Make):
     assert not d.failed
 
 
-def test_a_release_waits_for_an_active_reader(make: Make):
-    (p, _), (d, faults) = make("p", "producer"), make("d", "consumer")
+def test_a_release_waits_for_a_reader_that_has_claimed(make: Make):
+    (p, _), (d, faults) = make("p", "producer"), make("d", "consumer", settings=CLAIMS)
     sent = start_gated_read(p, d, faults)
 
     p.scheduler.release(sent)
@@ -80,7 +83,7 @@ def test_a_release_waits_for_an_active_reader(make: Make):
 
 def test_a_read_that_outlives_its_lease_is_refused_by_verify(make: Make):
     p, _ = make("p", "producer", settings=replace(QUICK, kv_lease_s=0.7))
-    d, faults = make("d", "consumer", settings=replace(QUICK, kv_lease_s=60.0))  # renews far too seldom
+    d, faults = make("d", "consumer", settings=replace(CLAIMS, kv_lease_s=60.0))  # renews far too seldom
     sent = start_gated_read(p, d, faults)
 
     p.until(lambda: p.sent == [sent])
@@ -104,8 +107,37 @@ def test_a_long_read_is_renewed(make: Make):
     assert not d.failed
 
 
+def test_a_release_ends_an_unclaimed_read_which_then_fails(make: Make):
+    (p, _), (d, faults) = make("p", "producer"), make("d", "consumer")
+    sent = start_gated_read(p, d, faults)
+
+    p.scheduler.release(sent)
+    p.until(lambda: p.sent == [sent])
+    p.memory.fill(1, b"x" * 1024)  # the block belongs to another request now
+    faults.gate.set()
+    d.until(lambda: bool(d.received))
+
+    assert "released" in d.failed["d1"]
+
+
+def test_an_unclaimed_read_that_takes_long_is_renewed(make: Make):
+    p, _ = make("p", "producer", settings=replace(QUICK, kv_hold_s=1.5))
+    d, faults = make("d", "consumer", settings=replace(QUICK, kv_wait_s=20.0))
+    other, _ = p.prefill("other", [3], num_tokens=16)
+    sent = start_gated_read(p, d, faults)
+
+    p.until(lambda: other in p.sent)  # nobody came for that one
+    faults.gate.set()
+    d.until(lambda: bool(d.received))
+    p.until(lambda: sent in p.sent)
+
+    assert not d.failed
+    assert d.memory.block(9) == p.memory.block(1)
+
+
 def test_two_readers_at_once_both_get_the_blocks_and_they_are_freed_once(make: Make):
-    (p, _), (d1, slow), (d2, _) = make("p", "producer"), make("d1", "consumer"), make("d2", "consumer")
+    (p, _), (d2, _) = make("p", "producer"), make("d2", "consumer")
+    d1, slow = make("d1", "consumer", settings=CLAIMS)
     p.memory.scribble([1], seed=1)
     sent, params = p.prefill("r1", [1], num_tokens=16)
     slow.gate.clear()

@@ -12,6 +12,8 @@ from tests.pipeline.roles import ROLES, run_to_end, serving
 from tests.servers import RedisServer, redis_binary
 
 WORKERS = ROLES[1:]
+BRISK = ("--heartbeat-s", "0.2", "--registry-ttl-s", "1")
+"""A newcomer that doesn't fit looks again for one TTL."""
 
 
 @pytest.fixture
@@ -156,8 +158,8 @@ def test_mooncakes_old_framing_is_refused(shared_redis: RedisServer) -> None:
 
 
 def test_a_worker_that_does_not_fit_the_other_side_is_refused_with_both_values(shared_redis: RedisServer) -> None:
-    with serving("prefill_worker", shared_redis) as prefill:
-        ended = run_to_end("decode_worker", "--block-size", "32", "--sim-layers", "8", redis=shared_redis.url)
+    with serving("prefill_worker", shared_redis, *BRISK) as prefill:
+        ended = run_to_end("decode_worker", "--block-size", "32", "--sim-layers", "8", *BRISK, redis=shared_redis.url)
 
     assert ended.code == 2, ended.errors
     assert "can't start: this decode worker fits no prefill worker of 'sim'" in ended.errors
@@ -170,7 +172,7 @@ def test_a_process_in_another_mode_than_its_model_is_refused(role: str, shared_r
         connection.sendall(b"HSET pdq:{sim}:config mode push\r\n")
         assert connection.recv(64).startswith(b":1")
 
-    ended = run_to_end(role, redis=shared_redis.url)
+    ended = run_to_end(role, *BRISK, redis=shared_redis.url)
 
     assert ended.code == 2, ended.errors
     assert "can't start: mode is pull here, but push in every running process of this model" in ended.errors

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from broker.base import JobLease, WorkerRecord
 from broker.delivery import QueueSettings
@@ -15,12 +16,13 @@ from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
 from broker.messages import Accepted, Busy, Gone, KvReady, Notice, Reserve
-from engine.base import EngineInfo, EngineOutput, EngineRequest, PushKv, StepOutputs
+from engine.base import EngineError, EngineInfo, EngineOutput, EngineRequest, PushKv, StepOutputs
 from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
-from prefill_worker.held import HeldJob
+from prefill_worker.held import HeldJob, JobOutcome
 from prefill_worker.job import JobRunner
+from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from tests.broker.stores import job
 
@@ -57,6 +59,25 @@ class TwinEngine:
         pass
 
 
+class DeadEngine(TwinEngine):
+    """Its process has ended, and the worker doesn't know yet."""
+
+    def __init__(self, *, dies_after_submit: bool = False) -> None:
+        super().__init__()
+        self._dies_after_submit = dies_after_submit
+
+    async def submit(self, request: EngineRequest) -> None:
+        if not self._dies_after_submit:
+            raise EngineError("the engine is not running")
+        self.on_submit(request)
+
+    async def abort(self, engine_request_id: str) -> None:
+        raise EngineError("the engine is not running")
+
+    async def release(self, engine_request_id: str) -> None:
+        raise EngineError("the engine is not running")
+
+
 class UnsettledQueue(MemoryQueue):
     """The store is gone when the job is to be settled."""
 
@@ -67,9 +88,13 @@ class UnsettledQueue(MemoryQueue):
 class World:
     """A queue with one taken job, an engine, and a decode worker whose answer the test chooses."""
 
-    def __init__(self, queue: MemoryQueue, answer: type[Accepted] | type[Busy] | type[Gone]) -> None:
+    def __init__(
+        self, queue: MemoryQueue, answer: type[Accepted] | type[Busy] | type[Gone], *, fingerprint: str = ""
+    ) -> None:
+        """`fingerprint`: the prefill worker's; the decode worker's is empty."""
         self.queue = queue
-        self.engine = TwinEngine()
+        self._fingerprint = fingerprint
+        self.engine: TwinEngine = TwinEngine()
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
         self.offers: list[KvReady | Reserve] = []
@@ -85,7 +110,12 @@ class World:
         view.workers = (decode_record(inbox.endpoint),)
         try:
             handover = Handover(
-                peers=peers, view=view, fingerprint="", settings=self.settings, clock=clock, rng=random.Random(1)
+                peers=peers,
+                view=view,
+                fingerprint=self._fingerprint,
+                settings=self.settings,
+                clock=clock,
+                rng=random.Random(1),
             )
             runner = JobRunner(
                 worker_id="prefill-1",
@@ -95,6 +125,7 @@ class World:
                 engine=self.engine,
                 peers=peers,
                 handover=handover,
+                metrics=PrefillMetrics(CollectorRegistry()),
                 clock=clock,
             )
             await self.queue.enqueue(job("r1", tokens=3, mode=mode))
@@ -226,3 +257,51 @@ async def test_push_of_a_request_that_is_gone_computes_nothing_and_settles() -> 
     depth = await world.queue.depth()
     assert world.engine.submitted == []
     assert (depth.queued, depth.running, depth.dead) == (0, 0, 0)
+
+
+async def test_an_engine_that_has_just_died_gives_the_job_back_at_once() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted)
+    world.engine = DeadEngine()
+
+    held = await world.run()
+
+    assert held.outcome is JobOutcome.FAILED
+    (again,) = (await world.queue.take("prefill-2", max_tokens=100, max_jobs=1)).leases
+    assert again.failures == 1
+
+
+async def test_an_engine_that_dies_while_no_decode_worker_has_room_is_no_crash_of_the_job() -> None:
+    world = World(MemoryQueue(QueueSettings()), Busy)
+    world.engine = DeadEngine(dies_after_submit=True)
+
+    held = await world.run()
+
+    assert held.outcome is JobOutcome.NO_ROOM
+
+
+async def test_a_decode_worker_that_does_not_fit_is_never_asked() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted, fingerprint="dtype=bfloat16")
+
+    held = await world.run()
+
+    assert world.offers == []
+    assert held.outcome is JobOutcome.NO_ROOM
+    assert (await world.queue.depth()).queued == 1
+    assert world.engine.released == [held.engine_request_id]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "outcome"),
+    [
+        (Accepted, None, JobOutcome.HANDED_OVER),
+        (Gone, None, JobOutcome.GONE),
+        (Busy, None, JobOutcome.NO_ROOM),
+        (Accepted, "engine_error: out of memory", JobOutcome.FAILED),
+    ],
+)
+async def test_a_job_says_how_it_left_the_worker(
+    answer: type[Accepted] | type[Busy] | type[Gone], error: str | None, outcome: JobOutcome
+) -> None:
+    held = await World(MemoryQueue(QueueSettings()), answer).run(error=error)
+
+    assert held.outcome is outcome

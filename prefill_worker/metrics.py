@@ -1,0 +1,49 @@
+"""What Prometheus sees of a prefill worker: jobs by outcome, times, KV pool. No per-request labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from broker.base import WorkerRecord
+from prefill_worker.held import HeldJob
+
+_TIME_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class PrefillMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._jobs = Counter("pdq_prefill_jobs", "Jobs that left this worker", ["outcome"], registry=registry)
+        """Outcomes: see `held.JobOutcome`."""
+        self._prefill = Histogram(
+            "pdq_prefill_seconds", "From the take to the computed KV", buckets=_TIME_S, registry=registry
+        )
+        self._queue_wait = Histogram(
+            "pdq_prefill_queue_wait_seconds", "From enqueue to take", buckets=_TIME_S, registry=registry
+        )
+        self._tokens = Counter("pdq_prefill_tokens", "Tokens of the computed prompts", registry=registry)
+        self._cached = Counter("pdq_prefill_cached_tokens", "Of these in the prefix cache", registry=registry)
+
+    def on_take(self, held: HeldJob) -> None:
+        self._queue_wait.observe(held.lease.queue_wait_s)
+
+    def on_prefilled(self, held: HeldJob, *, prefill_s: float, cached_tokens: int) -> None:
+        self._prefill.observe(prefill_s)
+        self._tokens.inc(held.num_tokens)
+        self._cached.inc(cached_tokens)
+
+    def on_end(self, held: HeldJob) -> None:
+        self._jobs.labels(held.outcome.value).inc()
+
+    def watch(self, record: Callable[[], WorkerRecord]) -> None:
+        """Gauges that are read when somebody looks, from the listener's thread."""
+        for name, text, read in (
+            ("pdq_prefill_running", "Prefills that the engine computes", lambda: record().running),
+            ("pdq_prefill_parked", "Finished prefills that wait for a decode worker", lambda: record().parked),
+            ("pdq_kv_blocks_free", "KV blocks not promised to any job", lambda: record().free_blocks),
+            ("pdq_kv_blocks_total", "KV blocks of the pool", lambda: record().total_blocks),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(read)
