@@ -17,6 +17,7 @@ from engine.embedded.messages import Launch
 from engine.embedded.runner import Runner, RunnerError
 from engine.embedded.settings import EngineSettings
 from engine.embedded.thread_wait import sleep_while_waiting
+from pdq.wire.types import KvSource
 
 Report = Callable[[str], None]
 """Told what is being done, for start-ups that take long."""
@@ -45,6 +46,7 @@ def boot(
     fingerprint = fingerprint_of(runner, settings, mode=identity.mode)
     scheduler_half: SchedulerPort = NoScheduler()
     worker_half: WorkerPort = NoWorker()
+    side_channel_port = 0
     if launch.connector is not None:
         report("connector: transport and side channel")
         from connector.scheduler_half import SchedulerHalf
@@ -63,6 +65,7 @@ def boot(
             on_progress=on_progress,
         )
         worker.register_kv_caches(regions)
+        side_channel_port = worker.port
         scheduler_half, worker_half = (
             SchedulerHalf(
                 launch.connector,
@@ -92,6 +95,14 @@ def boot(
         block_size=settings.block_size,
         total_blocks=num_blocks,
         max_model_len=max_model_len,
+        kv_source=KvSource(
+            engine_id=identity.engine_id,
+            epoch=identity.epoch,
+            host=launch.connector.side_channel_host if launch.connector else "",
+            port=side_channel_port,
+            tp_size=1,
+            block_size=settings.block_size,
+        ),
         fingerprint=fingerprint,
         resume_exact=runner.resume_exact,
         logprobs=True,
