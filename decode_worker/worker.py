@@ -47,6 +47,7 @@ class DecodeWorker:
         self._drain_grace_s = drain_grace_s
         self._engine = engine
         self._info = engine_info
+        self._metrics = metrics
         self._clock = clock
         self._stats: EngineStats | None = None
         self._stepped = asyncio.Event()
@@ -127,6 +128,7 @@ class DecodeWorker:
             max_model_len=self._info.max_model_len,
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
+            done_tokens=self._metrics.num_tokens,
         )
 
     async def _feed(self) -> None:

@@ -22,6 +22,7 @@ from gateway.hub import Hub
 from gateway.local_start import LocalStart
 from gateway.metrics import GatewayMetrics
 from gateway.owner_watch import OwnerWatch
+from gateway.queue_metrics import QueueMetrics
 from gateway.queue_side import QueueSide
 from gateway.readiness import reasons_not_ready
 from gateway.route import Way
@@ -85,6 +86,7 @@ class Gateway:
                 notify_owner=self._hub.notify_prefill_worker,
             )
         )
+        self._queue_metrics = QueueMetrics(queue, metrics.registry)
         self._watch = OwnerWatch(
             settings, peers=peers, receiver=self._receiver, debts=self._hub.debts, on_dead=self._hub.on_owner_dead
         )
@@ -130,6 +132,7 @@ class Gateway:
                     group.create_task(every(settings.tick_s, hub.tick, name="tick")),
                     group.create_task(every(settings.owner_check_s, self._watch.check, name="owner_watch")),
                     group.create_task(every(settings.lost_check_s, hub.check_lost, name="lost_check")),
+                    group.create_task(every(settings.queue_metrics_s, self._queue_metrics.poll, name="queue_metrics")),
                 ]
                 serving = group.create_task(self._http.serve())
                 await self._http.started()

@@ -129,6 +129,7 @@ class PrefillWorker:
                     task.cancel()
         finally:
             await asyncio.shield(self._give_back_held(failure))
+            await self._leave_queue()
             await membership.leave()
 
     def on_notice(self, message: Notice, reply: NoticeReply) -> None:
@@ -163,6 +164,7 @@ class PrefillWorker:
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             parked=self._held.num_parked,
+            done_tokens=self._metrics.num_tokens,
         )
 
     def _on_lease(self, lease: JobLease) -> None:
@@ -240,6 +242,13 @@ class PrefillWorker:
                     await self._stepped.wait()
         except TimeoutError:
             log.warning("drain_grace_over", jobs=len(self._held))
+
+    async def _leave_queue(self) -> None:
+        """The reaper forgets the name otherwise."""
+        try:
+            await self._queue.leave(self._worker_id)
+        except QueueUnavailable as exc:
+            log.warning("queue_not_left", error=str(exc))
 
     async def _give_back_held(self, failure: str | None) -> None:
         """What is still held goes back to its place in the queue."""
