@@ -31,6 +31,8 @@ class PrefillJob:
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    prefill_ms: float = 0.0
+    """Estimated time of the prefill; 0: the queue estimates by itself (`prefill_ms_per_token`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -169,6 +171,8 @@ class WorkerRecord:
     """Gateways: the address that clients use."""
     max_model_len: int = 0
     """Most tokens of prompt and answer that the worker's engine takes; 0: not said."""
+    prefill_time: str = ""
+    """Prefill workers: how long a prefill takes, as `prefill_time.py` writes it; empty: too few so far."""
     done_tokens: int = 0
     """Since its start: prompt tokens computed (prefill), tokens sent (decode)."""
 

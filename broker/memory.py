@@ -90,7 +90,7 @@ class MemoryQueue:
             entry_id=f"{round(now)}-{self._numbers}",
             number=self._numbers,
             enqueued_ms=now,
-            due_ms=start + ms_to_due(job.priority, tokens, self._settings),
+            due_ms=start + ms_to_due(job.priority, tokens, self._settings, prefill_ms=job.prefill_ms),
             deadline_ms=now + job.deadline_s * 1000,
         )
         self._entries[entry.entry_id] = entry

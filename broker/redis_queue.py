@@ -52,7 +52,7 @@ class RedisPrefillQueue:
         tokens, settings = job.num_tokens, self._settings
         tenant = job.tenant if settings.tenant_ms_per_token > 0 else ""
         times = (
-            ms_to_due(job.priority, tokens, settings),
+            ms_to_due(job.priority, tokens, settings, prefill_ms=job.prefill_ms),
             _ms(job.deadline_s),
             tenant,
             tenant_cost_ms(tokens, settings),

@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.background import Background, every
 from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
+from gateway.estimates import PrefillEstimates
 from gateway.http_server import HttpServer
 from gateway.hub import Hub
 from gateway.local_start import LocalStart
@@ -80,6 +81,7 @@ class Gateway:
                 local=LocalStart(
                     peers, self._view, gateway_id=gateway_id, endpoint=inbox.endpoint, rng=random.Random()
                 ),
+                estimate_ms=PrefillEstimates(self._view),
                 on_route=metrics.count_route,
                 timeout_s=settings.queue_timeout_s,
                 perform=self._hub.perform,

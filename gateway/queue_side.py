@@ -38,6 +38,7 @@ class QueueSide:
         mode: Way,
         local_max_tokens: int,
         local: LocalStart,
+        estimate_ms: Callable[[int], float],
         on_route: Callable[[Route], None],
         timeout_s: float,
         perform: Perform,
@@ -45,7 +46,7 @@ class QueueSide:
     ) -> None:
         """`notify_owner(worker, request_id, gen)`: this prefill worker still holds a job that was cancelled.
 
-        `on_route` hears which way each request went.
+        `estimate_ms(num_tokens)`: of the prefill; 0 for unknown. `on_route` hears which way each request went.
         """
         self._queue = queue
         self._background = background
@@ -54,6 +55,7 @@ class QueueSide:
         self._mode = mode
         self._local_max_tokens = local_max_tokens
         self._local = local
+        self._estimate_ms = estimate_ms
         self._on_route = on_route
         self._timeout_s = timeout_s
         self._perform = perform
@@ -153,6 +155,7 @@ class QueueSide:
             tenant=exchange.tenant,
             priority=exchange.priority,
             traceparent=exchange.traceparent,
+            prefill_ms=self._estimate_ms(num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)),
         )
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -22,6 +22,7 @@ from prefill_worker.held import HeldJob, HeldJobs, JobOutcome
 from prefill_worker.job import JobRunner
 from prefill_worker.leases import LeaseKeeper, Progress
 from prefill_worker.metrics import PrefillMetrics
+from prefill_worker.prefill_times import PrefillTimes
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
 
@@ -58,6 +59,7 @@ class PrefillWorker:
         self._held = HeldJobs()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
         self._progress = Progress(clock())
+        self._times = PrefillTimes()
         self._stats: EngineStats | None = None
         self._is_draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,6 +166,7 @@ class PrefillWorker:
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             parked=self._held.num_parked,
+            prefill_time=str(self._times.formula or ""),
             done_tokens=self._metrics.num_tokens,
         )
 
@@ -229,6 +232,9 @@ class PrefillWorker:
         held = self._held.get(output.engine_request_id)
         is_end = output.finish is not None or output.error is not None
         if held is not None and is_end and not held.prefilled.done():
+            if output.error is None:
+                computed = held.num_tokens - output.cached_tokens
+                self._times.ended(computed, submitted_at=held.prefill_started_at, now=self._clock())
             held.prefilled.set_result(output)
             self._taker.room_changed()
 

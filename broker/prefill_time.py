@@ -1,0 +1,42 @@
+"""How long a prefill takes by its number of tokens: what prefill workers publish and gateways estimate with. Pure.
+
+A worker's registry record carries its formula as text. The estimate of a prompt is the median over the workers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTime:
+    """fixed + token * n + square * n^2 milliseconds for n tokens; no part is negative."""
+
+    fixed_ms: float
+    token_ms: float
+    square_ms: float
+
+    def ms(self, num_tokens: int) -> float:
+        return self.fixed_ms + (self.token_ms + self.square_ms * num_tokens) * num_tokens
+
+    def __str__(self) -> str:
+        return f"fixed_ms={self.fixed_ms:.6g} token_ms={self.token_ms:.6g} square_ms={self.square_ms:.6g}"
+
+
+def parse_prefill_time(text: str) -> PrefillTime | None:
+    """None for an empty text, and for one that this version can't read: an estimate is never worth a fault."""
+    try:
+        values = {name: float(value) for name, value in (pair.split("=") for pair in text.split())}
+        time = PrefillTime(fixed_ms=values["fixed_ms"], token_ms=values["token_ms"], square_ms=values["square_ms"])
+    except (KeyError, ValueError):
+        return None
+    parts = (time.fixed_ms, time.token_ms, time.square_ms)
+    return time if all(math.isfinite(part) and part >= 0 for part in parts) and sum(parts) > 0 else None
+
+
+def median_ms(times: Iterable[PrefillTime], num_tokens: int) -> float:
+    """0 when nobody has said anything."""
+    return statistics.median([time.ms(num_tokens) for time in times] or [0.0])
