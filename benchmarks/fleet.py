@@ -67,6 +67,7 @@ ARMS = {
     arm.name: arm
     for arm in (
         Arm(name="pdq"),
+        Arm(name="pdq factor 1", gateway_flags=("--due-factor=1",)),
         Arm(name="pdq fifo", gateway_flags=_IN_ORDER),
         Arm(name="round robin", policy="round_robin", gateway_flags=_IN_ORDER),
         Arm(name="two choices", policy="two_choices", gateway_flags=_IN_ORDER),

@@ -25,12 +25,13 @@ import psutil
 
 from benchmarks import fleet
 from benchmarks.fleet import ARMS, Arm, PrefillTime
-from benchmarks.load_client import Connection, Response, connect, http_request, run_load
+from benchmarks.load_client import Response, connect, http_request, run_load
 from benchmarks.trace import Plan, plan_of
 
 MOCKER = PrefillTime(fixed_ms=16.50142, token_ms=1.518344e-2, square_ms=4.209989e-7)
 """Dynamo mocker's default formula; its users slow it down by a factor."""
 LLAMA_8B_H200 = PrefillTime(fixed_ms=1.475, token_ms=0.018492, square_ms=5.474e-7)
+_ANSWER_LIMIT_S = 300.0
 _TEXT = "The quick brown fox jumps over the lazy dog. " * 3000
 
 
@@ -83,13 +84,13 @@ async def closed(port: int, lengths: list[int], *, concurrency: int) -> tuple[fl
 
 async def replay(port: int, plan: Plan) -> tuple[float, list[float]]:
     """Open loop: sends at the planned times, however many are under way."""
-    idle: list[Connection] = []
 
     async def one(number: int, planned_at: float) -> float:
-        connection = idle.pop() if idle else await connect("127.0.0.1", port)
+        connection = await connect("127.0.0.1", port)  # its own: the gateway closes those that idle
         sent_at = time.perf_counter()
-        response = await connection.send(request(number, plan.lengths[number]), keep_body=False)
-        idle.append(connection)
+        async with asyncio.timeout(_ANSWER_LIMIT_S):
+            response = await connection.send(request(number, plan.lengths[number]), keep_body=False)
+        connection.close()
         return sent_at - planned_at + ttft_s(response)
 
     started_at = time.perf_counter()
@@ -98,10 +99,7 @@ async def replay(port: int, plan: Plan) -> tuple[float, list[float]]:
         await asyncio.sleep(max(0.0, started_at + arrival_s - time.perf_counter()))
         tasks.append(asyncio.create_task(one(number, started_at + arrival_s)))
     times = await asyncio.gather(*tasks)
-    makespan_s = time.perf_counter() - started_at
-    for connection in idle:
-        connection.close()
-    return makespan_s, times
+    return time.perf_counter() - started_at, times
 
 
 async def run_arm(arm: Arm, speeds: list[PrefillTime], mode: str, work: Plan | list[int]) -> Outcome:

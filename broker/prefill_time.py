@@ -22,6 +22,15 @@ class PrefillTime:
     def ms(self, num_tokens: int) -> float:
         return self.fixed_ms + (self.token_ms + self.square_ms * num_tokens) * num_tokens
 
+    def tokens_within(self, limit_ms: float) -> float:
+        """How many tokens take so long; at least 0, infinite when tokens cost nothing."""
+        left_ms = limit_ms - self.fixed_ms
+        if left_ms <= 0:
+            return 0.0
+        # the usual root, turned round so that it also holds for square_ms = 0
+        divisor = self.token_ms + math.sqrt(self.token_ms**2 + 4 * self.square_ms * left_ms)
+        return 2 * left_ms / divisor if divisor > 0 else math.inf
+
     def __str__(self) -> str:
         return f"fixed_ms={self.fixed_ms:.6g} token_ms={self.token_ms:.6g} square_ms={self.square_ms:.6g}"
 

@@ -91,6 +91,7 @@ class PrefillWorker:
             held_jobs=self._held,
             ledger=self._ledger,
             settings=settings,
+            prefill_time=lambda: self._times.formula,
             on_lease=self._on_lease,
             on_dead=self._ends.tell_dead,
         )

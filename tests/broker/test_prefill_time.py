@@ -50,3 +50,15 @@ def test_one_slow_worker_does_not_move_the_estimate() -> None:
 
     assert median_ms([slow, fast, fast], 1000) == pytest.approx(11)
     assert median_ms([], 1000) == 0
+
+
+@given(fixed=PARTS, token=PARTS, square=PARTS, limit_ms=st.floats(0, 1e6))
+def test_tokens_within_a_limit_take_the_limit(fixed: float, token: float, square: float, limit_ms: float) -> None:
+    time = PrefillTime(fixed_ms=fixed, token_ms=token, square_ms=square)
+
+    tokens = time.tokens_within(limit_ms)
+
+    if fixed >= limit_ms:
+        assert tokens == 0
+    elif max(token, square) > 1e-9:
+        assert fixed + (token + square * tokens) * tokens == pytest.approx(limit_ms, rel=1e-6, abs=1e-6)
