@@ -80,12 +80,14 @@ class Child:
             started = loop.time()
             code = await self._run_once()
             if self._stopping.is_set() or self.is_leaving:
-                break
+                self._change(_how_left(code, self.is_leaving))
+                return
             if code == _BAD_SETTINGS and self.restarts == 0:
                 self._change("can't start")
                 raise StartupError(f"{self.name} can't start:\n{self.log_tail()}")
             if not await self._may_restart(self):
-                break
+                self._change(_how_left(code, self.is_leaving))
+                return
             failures = 0 if loop.time() - started >= _HEALTHY_S else failures
             delay_s = self._back_off.delay_s(failures)
             failures += 1
@@ -94,7 +96,7 @@ class Child:
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
-        self._change("drained" if self.is_leaving else "stopped")
+        self._change("stopped")
 
     def leave(self) -> None:
         """Whoever calls this asks the process to drain; it isn't started again."""
@@ -174,6 +176,12 @@ class Child:
 async def stop_all(children: Iterable[Child], grace_s: float) -> None:
     """All at once; returns when every one is gone."""
     await asyncio.gather(*(child.stop(grace_s) for child in children))
+
+
+def _how_left(code: int, is_leaving: bool) -> str:
+    if not is_leaving:
+        return "stopped"
+    return "drained" if code == 0 else _how_ended(code)
 
 
 def _how_ended(code: int) -> str:

@@ -155,7 +155,8 @@ class Deployment:
         )
         if self._control is not None:
             self._control.changed()
-        self._on_change(child)
+        if child in self.children:  # else: it has been let go, and its end was told before
+            self._on_change(child)
 
     async def _may_restart(self, child: Child) -> bool:
         return self._control is None or await self._control.may_restart(child)
