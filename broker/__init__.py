@@ -19,5 +19,6 @@ Life of a job:
 5c. The worker died: after one lease any other worker's reap puts the job back to its old place; counts as a failure.
 5d. `max_failures` failures: the job goes to the dead letters, and the gateway is told.
 6. The gateway may cancel at any of these points, and even before 1: cancel beats enqueue.
+7. A worker that ends takes its name out of the group, unless it holds jobs; reaping drops the names of killed ones.
 Afterwards stream, pending list and `ready` hold nothing of the job.
 """

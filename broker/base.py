@@ -31,6 +31,8 @@ class PrefillJob:
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    prefill_ms: float = 0.0
+    """Estimated time of the prefill; 0: the queue estimates by itself (`prefill_ms_per_token`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +85,9 @@ class QueueDepth:
     running: int
     dead: int
     oldest_wait_s: float
+    queued_tokens: int = 0
+    running_tokens: int = 0
+    """Estimated, both, for a queue of many hundred jobs."""
 
 
 class PrefillQueue(Protocol):
@@ -124,6 +129,9 @@ class PrefillQueue(Protocol):
         For after a QueueUnavailable: a take may have run although its answer was lost. How many went back.
         """
 
+    async def leave(self, owner: str) -> bool:
+        """The last call of an owner that ends: its name is forgotten. False: it holds jobs, so the name stays."""
+
     async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
         """Those (request id, gen) of which the store knows nothing: never enqueued, ended long ago, or lost with it."""
 
@@ -163,6 +171,10 @@ class WorkerRecord:
     """Gateways: the address that clients use."""
     max_model_len: int = 0
     """Most tokens of prompt and answer that the worker's engine takes; 0: not said."""
+    prefill_time: str = ""
+    """Prefill workers: how long a prefill takes, as `prefill_time.py` writes it; empty: too few so far."""
+    done_tokens: int = 0
+    """Since its start: prompt tokens computed (prefill), tokens sent (decode)."""
 
 
 class Registry(Protocol):

@@ -30,7 +30,8 @@ class QueueSettings:
         default=3.0, metadata={"help": "how much longer prompts yield; 0: first come, first served"}
     )
     prefill_ms_per_token: float = field(
-        default=1.0, metadata={"help": "estimate of the prefill time", "unit": "ms/token"}
+        default=1.0,
+        metadata={"help": "estimate of the prefill time until workers measured it", "unit": "ms/token"},
     )
     priority_step_s: float = field(default=10.0, metadata={"help": "one priority level lower waits so much longer"})
     tenant_ms_per_token: float = field(
@@ -65,9 +66,10 @@ def slack_ms(priority: int, settings: QueueSettings) -> float:
     return max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, priority)) * settings.priority_step_s * 1000
 
 
-def ms_to_due(priority: int, num_tokens: int, settings: QueueSettings) -> int:
-    """From the start (arrival or tenant's virtual time) to due; may be negative."""
-    return round(slack_ms(priority, settings) + settings.due_factor * settings.prefill_ms_per_token * num_tokens)
+def ms_to_due(priority: int, num_tokens: int, settings: QueueSettings, *, prefill_ms: float = 0.0) -> int:
+    """From the start (arrival or tenant's virtual time) to due; may be negative. `prefill_ms` 0: no estimate."""
+    estimate_ms = prefill_ms or settings.prefill_ms_per_token * num_tokens
+    return round(slack_ms(priority, settings) + settings.due_factor * estimate_ms)
 
 
 def tenant_start_ms(now_ms: float, virtual_ms: float | None, settings: QueueSettings) -> float:

@@ -13,6 +13,8 @@
 | `pdq:{m}:epoch` | string | random mark of this data set; missing or another one = data was lost |
 | `pdq:{m}:clock` | hash | `last` time somebody reaped or beat, `since` when there was no gap (after a gap nobody is dead yet); `arrivals` counts enqueues |
 | `pdq:{m}:config` | hash | what holds for every process of the model: `mode`. Set by the first one, TTL `registry_ttl_s` after the last one |
+| `pdq:{m}:scale` | hash | a row per `pdq up` (`<host>:<run folder>`): the worker processes that it shall run, `prefill=3 decode=2`. TTL `registry_ttl_s` |
+| `pdq:{m}:up:<name>` | hash | what a `pdq up` runs: `prefill decode` (ready), `starting draining pids problem wish`. TTL `registry_ttl_s` |
 | `pdq:{m}:workers` | zset | worker ids, score = last heartbeat (ms, Redis time) |
 | `pdq:{m}:worker:<id>` | hash | the worker's record; `drain` = 1 asks it to drain. TTL `registry_ttl_s` |
 """  # noqa: E501 - a table row is one line
@@ -40,6 +42,7 @@ class Keys:
         self.epoch: Final = self.prefix + "epoch"
         self.clock: Final = self.prefix + "clock"
         self.config: Final = self.prefix + "config"
+        self.scale: Final = self.prefix + "scale"
         self.workers: Final = self.prefix + "workers"
 
     def job(self, request_id: str, gen: int) -> str:
@@ -50,3 +53,6 @@ class Keys:
 
     def worker(self, worker_id: str) -> str:
         return f"{self.prefix}worker:{worker_id}"
+
+    def up(self, name: str) -> str:
+        return f"{self.prefix}up:{name}"

@@ -90,7 +90,7 @@ class MemoryQueue:
             entry_id=f"{round(now)}-{self._numbers}",
             number=self._numbers,
             enqueued_ms=now,
-            due_ms=start + ms_to_due(job.priority, tokens, self._settings),
+            due_ms=start + ms_to_due(job.priority, tokens, self._settings, prefill_ms=job.prefill_ms),
             deadline_ms=now + job.deadline_s * 1000,
         )
         self._entries[entry.entry_id] = entry
@@ -179,6 +179,9 @@ class MemoryQueue:
             self._put_back(entry, None)
         return len(others)
 
+    async def leave(self, owner: str) -> bool:
+        return not await self.held(owner)
+
     async def missing(self, requests: tuple[Key, ...]) -> tuple[Key, ...]:
         self._forget_ended()
         return tuple(key for key in requests if key not in self._requests)
@@ -194,6 +197,8 @@ class MemoryQueue:
             running=len(self._entries) - len(ready),
             dead=len(self.dead_letters),
             oldest_wait_s=(self._now_ms() - oldest) / 1000,
+            queued_tokens=sum(entry.job.num_tokens for entry in ready),
+            running_tokens=sum(e.job.num_tokens for e in self._entries.values() if e.owner is not None),
         )
 
     async def close(self) -> None:

@@ -2,7 +2,9 @@
 
 | message | from -> to | answer |
 |---|---|---|
-| KvReady | P -> D | Accepted, Busy, Gone |
+| Reserve (push) | P -> D | Accepted, Busy, Gone |
+| KvReady (pull; statistics in push) | P -> D | Accepted, Busy, Gone |
+| Start (local) | gateway -> D | Accepted, Busy, Gone |
 | Room | D -> P that was told Busy | - |
 | Admit | D -> gateway | Go, Gone |
 | Cancel | gateway or P -> P, D | Cancelled |
@@ -19,12 +21,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdq.wire.types import KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+from pdq.wire.types import KvSource, KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """P will push this prompt's KV while it computes: will you take it, and decode it then?
+
+    Accepted means a place in D's queue, not that the blocks exist: that comes from connector to connector.
+    """
+
+    request_id: str
+    pair: Pair
+    remaining_s: float
+    prompt_ids: bytes
+    generated_ids: bytes
+    sampling: SamplingParams
+    source: KvSource
+    gateway: str
+    gateway_id: str
+    prefill_worker: str
+    prefill_endpoint: str
+    queue_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Prefill and decode this yourself (local mode): no prefill worker, no queue entry."""
+
+    request_id: str
+    pair: Pair
+    remaining_s: float
+    prompt_ids: bytes
+    generated_ids: bytes
+    sampling: SamplingParams
+    gateway: str
+    gateway_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvReady:
-    """The prefill has ended and P holds the KV: will you decode it?"""
+    """The prefill has ended and P holds the KV: will you decode it? In push, after Reserve: what the prefill took."""
 
     request_id: str
     pair: Pair
@@ -34,7 +71,8 @@ class KvReady:
     generated_ids: bytes
     """Tokens that the client has already (a migrated request); D goes on after them."""
     sampling: SamplingParams
-    ticket: KvTicket
+    ticket: KvTicket | None
+    """None in push: the KV is at D already, or on its way."""
     gateway: str
     """Endpoint of the gateway's inbox."""
     gateway_id: str
@@ -152,6 +190,10 @@ class DecodeStats:
 
     cached_tokens: int
     """Prompt tokens found in D's own prefix cache."""
+    prefill_cached_tokens: int | None = None
+    """Push: prompt tokens that P had in its prefix cache."""
+    prefill_s: float | None = None
+    """Push: known only after Admit."""
     transfer: TransferStats | None
 
 
@@ -209,7 +251,9 @@ class Alive:
 
 
 Notice = (
-    KvReady
+    Reserve
+    | KvReady
+    | Start
     | Accepted
     | Busy
     | Room

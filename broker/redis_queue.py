@@ -25,7 +25,7 @@ JOBS: Final[Codec[PrefillJob]] = Codec(PrefillJob)
 _ENTRY_VERSION: Final = 1
 _MISSING_BATCH: Final = 500
 _HELD_MAX: Final = 10_000
-_DEPTH_SCAN: Final = 64
+_DEPTH_SCAN: Final = 256
 _DETAIL_MAX: Final = 500
 
 
@@ -52,7 +52,7 @@ class RedisPrefillQueue:
         tokens, settings = job.num_tokens, self._settings
         tenant = job.tenant if settings.tenant_ms_per_token > 0 else ""
         times = (
-            ms_to_due(job.priority, tokens, settings),
+            ms_to_due(job.priority, tokens, settings, prefill_ms=job.prefill_ms),
             _ms(job.deadline_s),
             tenant,
             tenant_cost_ms(tokens, settings),
@@ -149,6 +149,9 @@ class RedisPrefillQueue:
         args: tuple[Argument, ...] = (GROUP, owner, self.keys.prefix, _HELD_MAX, *(lease.entry_id for lease in keep))
         return int(await self._run("give_back_others", where, args))
 
+    async def leave(self, owner: str) -> bool:
+        return bool(await self._run("leave", (self.keys.stream,), (GROUP, owner)))
+
     async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
         gone: list[tuple[str, int]] = []
         for start in range(0, len(requests), _MISSING_BATCH):
@@ -162,8 +165,16 @@ class RedisPrefillQueue:
 
     async def depth(self) -> QueueDepth:
         where = (self.keys.stream, self.keys.ready, self.keys.dead)
-        queued, running, dead, wait_ms = await self._run("depth", where, (GROUP, _DEPTH_SCAN))
-        return QueueDepth(queued=int(queued), running=int(running), dead=int(dead), oldest_wait_s=int(wait_ms) / 1000)
+        found = await self._run("depth", where, (GROUP, _DEPTH_SCAN))
+        queued, running, dead, wait_ms, queued_tokens, running_tokens = (int(number) for number in found)
+        return QueueDepth(
+            queued=queued,
+            running=running,
+            dead=dead,
+            oldest_wait_s=wait_ms / 1000,
+            queued_tokens=queued_tokens,
+            running_tokens=running_tokens,
+        )
 
     async def close(self) -> None:
         await self._wake.close()

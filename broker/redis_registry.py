@@ -69,7 +69,7 @@ class RedisRegistry:
         await beat
 
     async def ask_to_drain(self, worker_id: str) -> bool:
-        return bool(await self._calls.run("drain", (self.keys.worker(worker_id),), ()))
+        return bool(await self._calls.run("drain", (self.keys.worker(worker_id), self.keys.scale), ("", "")))
 
     async def close(self) -> None:
         """Nothing of its own to close."""

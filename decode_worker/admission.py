@@ -8,14 +8,14 @@ import structlog
 
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers, NoticeReply
-from broker.messages import Accepted, Admit, Busy, Cancel, Delta, Go, Gone, KvReady, Notice
+from broker.messages import Accepted, Admit, Busy, Cancel, Delta, Go, Gone, KvReady, Notice, Reserve, Start
 from decode_worker.open_requests import OpenRequests
-from decode_worker.requests import DecodeRequest, Verdict
+from decode_worker.requests import DecodeRequest, Offer, Verdict
 from decode_worker.room import RoomWaiters
 from decode_worker.settings import DecodeWorkerSettings
-from engine.base import Engine, EngineError, EngineRequest, LoadKv
+from engine.base import Engine, EngineError, EngineRequest, LoadKv, ReceiveKv
 from engine.ledger import KvLedger
-from pdq.wire.types import num_ids
+from pdq.wire.types import KvTicket, num_ids
 
 log = structlog.get_logger(__name__)
 
@@ -52,105 +52,131 @@ class Admission:
         self._replies: dict[DecodeRequest, NoticeReply] = {}
         self.is_open = True
 
-    def on_kv_ready(self, ready: KvReady, reply: NoticeReply) -> None:
+    def on_offer(self, offer: Offer, reply: NoticeReply) -> None:
         """Answers now, or once the gateway has spoken."""
-        verdict, answer = self._table.classify(ready, self._clock())
-        request = self._table.by_request_id(ready.request_id)
+        if isinstance(offer, KvReady) and offer.ticket is None:
+            self._on_prefilled(offer, reply)
+            return
+        verdict, answer = self._table.classify(offer, self._clock())
+        request = self._table.by_request_id(offer.request_id)
         if answer is not None:
             reply(answer)
         elif verdict is Verdict.ADMITTING and request is not None:
             self._replies[request] = reply
-        elif self._has_room(ready):
-            self._start(ready, reply)
+        elif self._has_room(offer):
+            self._start(offer, reply)
         else:
-            reply(Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=self._ledger.free_tokens))
-            self._room.add(ready.prefill_endpoint)
+            reply(Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=self._ledger.free_tokens))
+            if not isinstance(offer, Start):
+                self._room.add(offer.prefill_endpoint)
+
+    def _on_prefilled(self, ready: KvReady, reply: NoticeReply) -> None:
+        """Push: P has computed what it reserved room for. Its KV may be here already, or still on its way."""
+        _, answer = self._table.classify(ready, self._clock())
+        request = self._table.by_request_id(ready.request_id)
+        if request is not None and request.offer.pair == ready.pair:
+            request.prefilled = ready
+            reply(Accepted(request_id=ready.request_id, pair=ready.pair))
+        else:
+            reply(answer or Gone(request_id=ready.request_id, pair=ready.pair, reason="nothing was reserved here"))
 
     def on_cancel(self, cancel: Cancel) -> None:
         """Also right before the request's KvReady has come."""
         self._table.bar(cancel.request_id, cancel.pair, self._clock(), cancel.reason)
         request = self._table.by_request_id(cancel.request_id)
-        if request is not None and request.ready.pair <= cancel.pair:
+        if request is not None and request.offer.pair <= cancel.pair:
             log.info("cancelled", request_id=cancel.request_id, reason=cancel.reason)
             self._requests.abort(request, reason=cancel.reason)
 
-    def _has_room(self, ready: KvReady) -> bool:
-        if not self.is_open or self._is_stalled() or self._ledger.holds(_engine_request_id(ready)):
+    def _has_room(self, offer: Offer) -> bool:
+        if not self.is_open or self._is_stalled() or self._ledger.holds(_engine_request_id(offer)):
             return False  # the latter: an aborted one of the same pair still drains
-        return self._ledger.can_promise(self._needed_tokens(ready))
+        return self._ledger.can_promise(self._needed_tokens(offer))
 
-    def _needed_tokens(self, ready: KvReady) -> int:
+    def _needed_tokens(self, offer: Offer) -> int:
         """Prompt and expected output, but never more than the pool: a request that fills it may run alone."""
-        generated = num_ids(ready.generated_ids)
-        expected = min(max(ready.sampling.max_tokens - generated, 1), self._settings.expected_output_tokens)
-        return min(num_ids(ready.prompt_ids) + generated + expected, self._ledger.total_tokens)
+        generated = num_ids(offer.generated_ids)
+        expected = min(max(offer.sampling.max_tokens - generated, 1), self._settings.expected_output_tokens)
+        return min(num_ids(offer.prompt_ids) + generated + expected, self._ledger.total_tokens)
 
-    def _start(self, ready: KvReady, reply: NoticeReply) -> None:
-        request, replaced = self._table.open(ready)
+    def _start(self, offer: Offer, reply: NoticeReply) -> None:
+        request, replaced = self._table.open(offer)
         if replaced is not None:
             self._requests.abort(replaced, reason=None)
-        self._ledger.promise(request.engine_request_id, self._needed_tokens(ready))
+        self._ledger.promise(request.engine_request_id, self._needed_tokens(offer))
         self._replies[request] = reply
         self._requests.spawn(self._admit(request))
 
     async def _admit(self, request: DecodeRequest) -> None:
         """Asks the gateway while the engine reads the KV already: one round trip less before the first token."""
-        ready = request.ready
+        offer = request.offer
         engine_request = EngineRequest(
             engine_request_id=request.engine_request_id,
-            request_id=ready.request_id,
-            pair=ready.pair,
-            prompt_ids=ready.prompt_ids,
-            generated_ids=ready.generated_ids,
-            sampling=ready.sampling,
-            kv=LoadKv(ticket=ready.ticket),
+            request_id=offer.request_id,
+            pair=offer.pair,
+            prompt_ids=offer.prompt_ids,
+            generated_ids=offer.generated_ids,
+            sampling=offer.sampling,
+            kv=_kv_of(offer),
         )
         try:
             await self._engine.submit(engine_request)
         except EngineError:  # it has just died and this worker ends: P has the KV still and asks another one
             self._requests.abort(request, reason=None)
-            self._answer(request, Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=0))
+            self._answer(request, Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=0))
             return
-        try:
-            answer: Notice | None = await self._peers.request(
-                ready.gateway, self._question(ready), tries=self._settings.admit_tries
-            )
-        except PeerUnavailable:
-            answer = None
-        self._answer(request, self._decide(request, answer))
+        self._answer(request, self._decide(request, await self._ask_gateway(offer)))
 
     def _answer(self, request: DecodeRequest, message: Notice) -> None:
         reply = self._replies.pop(request, None)
         if reply is not None:
             reply(message)
 
+    async def _ask_gateway(self, offer: Offer) -> Notice | None:
+        """None: no answer."""
+        try:
+            return await self._peers.request(offer.gateway, self._question(offer), tries=self._settings.admit_tries)
+        except PeerUnavailable:
+            return None
+
     def _decide(self, request: DecodeRequest, answer: Notice | None) -> Notice:
-        ready = request.ready
+        offer = request.offer
         if not self._table.is_open(request):
-            return Gone(request_id=ready.request_id, pair=ready.pair, reason="cancelled or failed before Go")
+            return Gone(request_id=offer.request_id, pair=offer.pair, reason="cancelled or failed before Go")
         if isinstance(answer, Go):
             self._on_go(request, self._table.go(request, self._clock()))
-            return Accepted(request_id=ready.request_id, pair=ready.pair)
+            return Accepted(request_id=offer.request_id, pair=offer.pair)
         if isinstance(answer, Gone):
             self._requests.abort(request, reason=answer.reason)
             return answer
         # Not Gone: the gateway may only be slow, and P would settle a job that nobody has answered.
-        log.warning("gateway_silent", request_id=ready.request_id, gateway=ready.gateway)
+        log.warning("gateway_silent", request_id=offer.request_id, gateway=offer.gateway)
         self._requests.abort(request, reason=None)
-        return Busy(request_id=ready.request_id, pair=ready.pair, free_tokens=0)
+        return Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=0)
 
-    def _question(self, ready: KvReady) -> Admit:
+    def _question(self, offer: Offer) -> Admit:
         return Admit(
-            request_id=ready.request_id,
-            pair=ready.pair,
+            request_id=offer.request_id,
+            pair=offer.pair,
             worker=self._worker_id,
             endpoint=self._endpoint,
-            prefill_worker=ready.prefill_worker,
-            queue_wait_s=ready.queue_wait_s,
-            prefill_s=ready.prefill_s,
-            cached_tokens=ready.cached_tokens,
+            prefill_worker="" if isinstance(offer, Start) else offer.prefill_worker,
+            queue_wait_s=0.0 if isinstance(offer, Start) else offer.queue_wait_s,
+            prefill_s=offer.prefill_s if isinstance(offer, KvReady) else 0.0,
+            cached_tokens=offer.cached_tokens if isinstance(offer, KvReady) else 0,
         )
 
 
-def _engine_request_id(ready: KvReady) -> str:
-    return f"{ready.request_id}:{ready.pair.gen}:{ready.pair.attempt}"
+def _engine_request_id(offer: Offer) -> str:
+    return f"{offer.request_id}:{offer.pair.gen}:{offer.pair.attempt}"
+
+
+def _kv_of(offer: Offer) -> LoadKv | ReceiveKv | None:
+    """Where the prompt's KV comes from: read from P, written by P, or computed here."""
+    match offer:
+        case KvReady(ticket=KvTicket() as ticket):
+            return LoadKv(ticket=ticket)
+        case Reserve(source=source):
+            return ReceiveKv(source=source)
+        case _:
+            return None

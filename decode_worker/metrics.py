@@ -26,6 +26,8 @@ _KV_CAUSES: Final = {
 class DecodeMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.num_tokens = 0
+        """Sent since the start."""
         self._requests = Counter(
             "pdq_decode_requests", "Requests that left this worker", ["outcome"], registry=registry
         )
@@ -52,6 +54,7 @@ class DecodeMetrics:
     def on_frame(self, num_tokens: int) -> None:
         self._frames.inc()
         self._tokens.inc(num_tokens)
+        self.num_tokens += num_tokens
 
     def on_transfer(self, transfer: TransferStats) -> None:
         self._transfers.inc()

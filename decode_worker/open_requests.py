@@ -44,7 +44,7 @@ class OpenRequests:
 
     def fail(self, request: DecodeRequest, error: str) -> None:
         """The engine gave it up; the gateway decides whether it goes on elsewhere. `error` is `code: detail`."""
-        log.warning("decode_failed", request_id=request.ready.request_id, pair=str(request.ready.pair), error=error)
+        log.warning("decode_failed", request_id=request.offer.request_id, pair=str(request.offer.pair), error=error)
         code, _, detail = error.partition(": ")
         self._metrics.on_end("failed")
         self._metrics.on_failure(code, detail)
@@ -74,19 +74,19 @@ class OpenRequests:
         task.add_done_callback(self._on_task_end)
 
     async def _send_failed(self, request: DecodeRequest, *, code: str, detail: str) -> None:
-        ready = request.ready
+        offer = request.offer
         failed = Failed(
-            request_id=ready.request_id,
-            pair=ready.pair,
+            request_id=offer.request_id,
+            pair=offer.pair,
             worker=self._worker_id,
             code=code,
             detail=detail,
             retryable=True,
         )
         try:
-            await self._peers.request(ready.gateway, failed)
+            await self._peers.request(offer.gateway, failed)
         except PeerUnavailable:
-            log.warning("gateway_silent", request_id=ready.request_id, gateway=ready.gateway)
+            log.warning("gateway_silent", request_id=offer.request_id, gateway=offer.gateway)
 
     async def _abort_in_engine(self, engine_request_id: str) -> None:
         with contextlib.suppress(EngineError):  # its KV went with the engine

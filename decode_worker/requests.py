@@ -13,8 +13,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from broker.messages import Accepted, Delta, Gone, KvReady
+from broker.messages import Accepted, Delta, Gone, KvReady, Reserve, Start
 from pdq.wire.types import Pair
+
+Offer = KvReady | Reserve | Start
+"""What asks D to decode: a finished prefill (pull), one that is about to be pushed, or the gateway itself (local)."""
 
 
 class State(Enum):
@@ -23,7 +26,7 @@ class State(Enum):
 
 
 class Verdict(Enum):
-    """What a KvReady is."""
+    """What an offer is."""
 
     NEW = auto()
     ADMITTING = auto()
@@ -34,15 +37,17 @@ class Verdict(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeRequest:
-    ready: KvReady
+    offer: Offer
     state: State = State.ADMITTING
     next_seq: int = 0
     held_back: list[Delta] = field(default_factory=list)
     """Deltas that came before Go."""
+    prefilled: KvReady | None = None
+    """Push: what P said of the prefill."""
 
     @property
     def engine_request_id(self) -> str:
-        return f"{self.ready.request_id}:{self.ready.pair.gen}:{self.ready.pair.attempt}"
+        return f"{self.offer.request_id}:{self.offer.pair.gen}:{self.offer.pair.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +63,30 @@ class RequestTable:
         self._by_engine_id: dict[str, DecodeRequest] = {}
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
 
-    def classify(self, ready: KvReady, now: float) -> tuple[Verdict, Accepted | Gone | None]:
+    def classify(self, offer: Offer, now: float) -> tuple[Verdict, Accepted | Gone | None]:
         """Reads only, but for forgetting old answers. An answer comes with ANSWERED."""
         self._forget(now)
-        current = self._by_request.get(ready.request_id)
-        if current is not None and ready.pair <= current.ready.pair:
-            if ready.pair < current.ready.pair:
-                return Verdict.ANSWERED, _gone(ready, "a higher pair is here")
+        current = self._by_request.get(offer.request_id)
+        if current is not None and offer.pair <= current.offer.pair:
+            if offer.pair < current.offer.pair:
+                return Verdict.ANSWERED, _gone(offer, "a higher pair is here")
             if current.state is State.ADMITTING:
                 return Verdict.ADMITTING, None
-            return Verdict.ANSWERED, Accepted(request_id=ready.request_id, pair=ready.pair)
-        answer = self._answers.get(ready.request_id)
-        if answer is not None and ready.pair <= answer.message.pair:
-            if ready.pair == answer.message.pair:
+            return Verdict.ANSWERED, Accepted(request_id=offer.request_id, pair=offer.pair)
+        answer = self._answers.get(offer.request_id)
+        if answer is not None and offer.pair <= answer.message.pair:
+            if offer.pair == answer.message.pair:
                 return Verdict.ANSWERED, answer.message
-            return Verdict.ANSWERED, _gone(ready, "a higher pair was here")
+            return Verdict.ANSWERED, _gone(offer, "a higher pair was here")
         return Verdict.NEW, None
 
-    def open(self, ready: KvReady) -> tuple[DecodeRequest, DecodeRequest | None]:
+    def open(self, offer: Offer) -> tuple[DecodeRequest, DecodeRequest | None]:
         """Starts a NEW one. Also returns the lower pair that it replaces: abort that in the engine."""
-        replaced = self._by_request.get(ready.request_id)
+        replaced = self._by_request.get(offer.request_id)
         if replaced is not None:
             del self._by_engine_id[replaced.engine_request_id]
-        request = DecodeRequest(ready=ready)
-        self._by_request[ready.request_id] = request
+        request = DecodeRequest(offer=offer)
+        self._by_request[offer.request_id] = request
         self._by_engine_id[request.engine_request_id] = request
         return request, replaced
 
@@ -93,17 +98,17 @@ class RequestTable:
         if request.state is not State.ADMITTING:
             raise ValueError(f"{request.engine_request_id} was admitted before")
         request.state = State.RUNNING
-        self._remember(Accepted(request_id=request.ready.request_id, pair=request.ready.pair), now)
+        self._remember(Accepted(request_id=request.offer.request_id, pair=request.offer.pair), now)
         held_back, request.held_back = request.held_back, []
         return held_back
 
     def close(self, request: DecodeRequest, now: float, *, gone: str | None = None) -> None:
         """Finished, failed or cancelled; `gone` is the answer for repeats when it never ran."""
         self._by_engine_id.pop(request.engine_request_id, None)
-        if self._by_request.get(request.ready.request_id) is request:
-            del self._by_request[request.ready.request_id]
+        if self._by_request.get(request.offer.request_id) is request:
+            del self._by_request[request.offer.request_id]
         if gone is not None:
-            self._remember(_gone(request.ready, gone), now)
+            self._remember(_gone(request.offer, gone), now)
 
     def by_engine_id(self, engine_request_id: str) -> DecodeRequest | None:
         return self._by_engine_id.get(engine_request_id)
@@ -116,7 +121,7 @@ class RequestTable:
         self._remember(Gone(request_id=request_id, pair=pair, reason=reason), now)
 
     def of_gateway(self, endpoint: str) -> list[DecodeRequest]:
-        return [request for request in self._by_request.values() if request.ready.gateway == endpoint]
+        return [request for request in self._by_request.values() if request.offer.gateway == endpoint]
 
     def all(self) -> list[DecodeRequest]:
         return list(self._by_request.values())
@@ -140,5 +145,5 @@ class RequestTable:
             self._answers.popitem(last=False)
 
 
-def _gone(ready: KvReady, reason: str) -> Gone:
-    return Gone(request_id=ready.request_id, pair=ready.pair, reason=reason)
+def _gone(offer: Offer, reason: str) -> Gone:
+    return Gone(request_id=offer.request_id, pair=offer.pair, reason=reason)

@@ -36,7 +36,7 @@ class TokenStream:
             if request.state is State.ADMITTING:
                 request.held_back.append(delta)
                 continue
-            frames.setdefault(request.ready.gateway, []).append(delta)
+            frames.setdefault(request.offer.gateway, []).append(delta)
             if delta.finish is not None:
                 self._requests.finish(request)
         for gateway, deltas in frames.items():
@@ -46,7 +46,7 @@ class TokenStream:
         """The request was admitted: what came before Go leaves first."""
         if not held_back:
             return
-        self._push(request.ready.gateway, held_back)
+        self._push(request.offer.gateway, held_back)
         if held_back[-1].finish is not None:
             self._requests.finish(request)
 
@@ -58,10 +58,16 @@ class TokenStream:
 def _delta(request: DecodeRequest, output: EngineOutput) -> Delta:
     stats = None
     if output.finish is not None:
-        stats = DecodeStats(cached_tokens=output.cached_tokens, transfer=output.transfer)
+        prefilled = request.prefilled
+        stats = DecodeStats(
+            cached_tokens=output.cached_tokens,
+            transfer=output.transfer,
+            prefill_cached_tokens=prefilled.cached_tokens if prefilled else None,
+            prefill_s=prefilled.prefill_s if prefilled else None,
+        )
     delta = Delta(
-        request_id=request.ready.request_id,
-        pair=request.ready.pair,
+        request_id=request.offer.request_id,
+        pair=request.offer.pair,
         seq=request.next_seq,
         token_ids=output.token_ids,
         logprobs=output.logprobs,

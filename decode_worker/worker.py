@@ -10,7 +10,7 @@ import structlog
 from broker.base import WorkerRecord
 from broker.links import DeltaSender, NoticePeers, NoticeReply
 from broker.membership import Membership
-from broker.messages import Cancel, Cancelled, KvReady, Notice
+from broker.messages import Cancel, Cancelled, KvReady, Notice, Reserve, Start
 from decode_worker.admission import Admission
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.open_requests import OpenRequests
@@ -48,6 +48,7 @@ class DecodeWorker:
         self._drain_grace_s = drain_grace_s
         self._engine = engine
         self._info = engine_info
+        self._metrics = metrics
         self._clock = clock
         self._stats: EngineStats | None = None
         self._progress = Progress(clock(), stall_s=settings.decode_stall_s)
@@ -98,8 +99,8 @@ class DecodeWorker:
     def on_notice(self, message: Notice, reply: NoticeReply) -> None:
         """The inbox's handler."""
         match message:
-            case KvReady():
-                self._admission.on_kv_ready(message, reply)
+            case KvReady() | Reserve() | Start():
+                self._admission.on_offer(message, reply)
             case Cancel():
                 self._admission.on_cancel(message)
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
@@ -109,7 +110,7 @@ class DecodeWorker:
     def on_gateway_overflow(self, endpoint: str) -> None:
         """A gateway acknowledges nothing any more: what it asked for would be decoded for nobody."""
         for request in self._requests.table.of_gateway(endpoint):
-            log.warning("gateway_overflow", request_id=request.ready.request_id, gateway=endpoint)
+            log.warning("gateway_overflow", request_id=request.offer.request_id, gateway=endpoint)
             self._requests.abort(request, reason="the gateway acknowledges nothing")
 
     def record(self) -> WorkerRecord:
@@ -130,6 +131,7 @@ class DecodeWorker:
             max_model_len=self._info.max_model_len,
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
+            done_tokens=self._metrics.num_tokens,
         )
 
     async def _feed(self) -> None:

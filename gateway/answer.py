@@ -44,7 +44,6 @@ class Label:
     created: int
     model: str
     client_request_id: str
-    mode: str
     has_trace: bool
 
 
@@ -149,13 +148,15 @@ class Answer:
         admit, end = exchange.admit, exchange.end
         stats = end.stats if isinstance(end, Finish) else None
         transfer = stats.transfer if stats is not None else None
+        prefill_s = stats.prefill_s if stats is not None and stats.prefill_s is not None else admit and admit.prefill_s
         first = exchange.first_token_at
         return {
-            "mode": self.label.mode,
-            "prefill_worker": admit and admit.prefill_worker,
+            "mode": exchange.route and exchange.route.way.value,
+            "mode_reason": exchange.route and exchange.route.reason,
+            "prefill_worker": admit and (admit.prefill_worker or None),
             "decode_worker": admit and admit.worker,
             "queue_wait_ms": admit and round(admit.queue_wait_s * 1000, 3),
-            "prefill_ms": admit and round(admit.prefill_s * 1000, 3),
+            "prefill_ms": prefill_s and round(prefill_s * 1000, 3),
             "ttft_ms": None if first is None else round((first - exchange.received_at) * 1000, 3),
             "kv_bytes": transfer and transfer.num_bytes,
             "kv_descriptors": transfer and transfer.num_descriptors,

@@ -41,14 +41,12 @@ class Api:
         settings: GatewaySettings,
         *,
         model: str,
-        mode: str,
         context_limit: ContextLimit,
         tokenizer: TextTokenizer,
         hub: Hub,
         metrics: GatewayMetrics,
     ) -> None:
         self.model = model
-        self._mode = mode
         self._context_limit = context_limit
         self.started_at = int(time.time())
         self._settings = settings
@@ -88,7 +86,6 @@ class Api:
                 created=int(time.time()),
                 model=self.model,
                 client_request_id=echoed_id,
-                mode=self._mode,
                 has_trace=wants_trace(request),
             )
             bell = Bell()

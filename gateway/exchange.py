@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from broker.messages import Admit
 from gateway.prepare import Prompt
+from gateway.route import Route
 from gateway.session import Emit, Fail, Finish, Session
 from pdq.wire.types import Pair, TokenLogprob
 
@@ -53,6 +54,8 @@ class Exchange:
     traceparent: str = ""
     received_at: float = 0.0
     enqueued_at: float = 0.0
+    route: Route | None = None
+    """Which way it went last."""
     admitted_at: float = 0.0
     first_token_at: float | None = None
     last_token_at: float = 0.0
@@ -70,6 +73,11 @@ class Exchange:
 
     @property
     def cached_tokens(self) -> int:
+        stats = self.end.stats if isinstance(self.end, Finish) else None
+        if stats is not None and stats.prefill_cached_tokens is not None:
+            return stats.prefill_cached_tokens
+        if stats is not None and self.admit is not None and not self.admit.prefill_worker:
+            return stats.cached_tokens  # local: D's own
         admit = self.first_admit or self.admit
         return 0 if admit is None else admit.cached_tokens
 

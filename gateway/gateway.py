@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable
 
 import structlog
@@ -16,12 +17,16 @@ from gateway.app import create_app
 from gateway.background import Background, every
 from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
+from gateway.estimates import PrefillEstimates
 from gateway.http_server import HttpServer
 from gateway.hub import Hub
+from gateway.local_start import LocalStart
 from gateway.metrics import GatewayMetrics
 from gateway.owner_watch import OwnerWatch
+from gateway.queue_metrics import QueueMetrics
 from gateway.queue_side import QueueSide
 from gateway.readiness import reasons_not_ready
+from gateway.route import Way
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
 from pdq.runtime.signals import Drain
@@ -38,7 +43,7 @@ class Gateway:
         *,
         gateway_id: str,
         model: str,
-        mode: str,
+        mode: Way,
         tokenizer: TextTokenizer,
         queue: PrefillQueue,
         registry: Registry,
@@ -54,6 +59,7 @@ class Gateway:
         self._settings = settings
         self._id = gateway_id
         self._model = model
+        self._mode = mode
         self._inbox = inbox
         self._drain_grace_s = drain_grace_s
         self._drain = drain
@@ -71,11 +77,18 @@ class Gateway:
                 gateway_id=gateway_id,
                 endpoint=inbox.endpoint,
                 mode=mode,
+                local_max_tokens=settings.local_max_tokens,
+                local=LocalStart(
+                    peers, self._view, gateway_id=gateway_id, endpoint=inbox.endpoint, rng=random.Random()
+                ),
+                estimate_ms=PrefillEstimates(self._view),
+                on_route=metrics.count_route,
                 timeout_s=settings.queue_timeout_s,
                 perform=self._hub.perform,
                 notify_owner=self._hub.notify_prefill_worker,
             )
         )
+        self._queue_metrics = QueueMetrics(queue, metrics.registry)
         self._watch = OwnerWatch(
             settings, peers=peers, receiver=self._receiver, debts=self._hub.debts, on_dead=self._hub.on_owner_dead
         )
@@ -83,7 +96,6 @@ class Gateway:
         api = Api(
             settings,
             model=model,
-            mode=mode,
             context_limit=limit,
             tokenizer=tokenizer,
             hub=self._hub,
@@ -95,7 +107,7 @@ class Gateway:
             registry,
             self._view,
             heartbeat_s=heartbeat_s,
-            config={"mode": mode},
+            config={"mode": mode.value},
             record=self._record,
             on_drain=functools.partial(drain.request, "asked through the registry"),
         )
@@ -105,7 +117,7 @@ class Gateway:
         return self._http.url
 
     def reasons_not_ready(self) -> list[str]:
-        return reasons_not_ready(self._view, is_open=self._hub.is_open)
+        return reasons_not_ready(self._view, is_open=self._hub.is_open, needs_prefill=self._mode is not Way.LOCAL)
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until the drain: then nothing new, answers what it has within the grace, ends the rest with an error.
@@ -122,6 +134,7 @@ class Gateway:
                     group.create_task(every(settings.tick_s, hub.tick, name="tick")),
                     group.create_task(every(settings.owner_check_s, self._watch.check, name="owner_watch")),
                     group.create_task(every(settings.lost_check_s, hub.check_lost, name="lost_check")),
+                    group.create_task(every(settings.queue_metrics_s, self._queue_metrics.poll, name="queue_metrics")),
                 ]
                 serving = group.create_task(self._http.serve())
                 await self._http.started()

@@ -17,6 +17,7 @@ from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
 from gateway.gateway import Gateway
 from gateway.metrics import GatewayMetrics
+from gateway.route import Way
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import load_tokenizer
 from pdq.runtime.common import RuntimeSettings
@@ -77,7 +78,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 own,
                 gateway_id=worker_id,
                 model=settings.model.name,
-                mode=settings.model.mode,
+                mode=Way(settings.model.mode),
                 tokenizer=tokenizer,
                 queue=queue,
                 registry=RedisRegistry(calls, settings.model.name, settings.registry),

@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.route import Route
+
 _WAIT_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAP_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 
@@ -76,6 +78,12 @@ class GatewayMetrics:
         self.refused_deltas = Counter(
             "pdq_refused_deltas", "Token deltas from a pair without the right to answer", registry=registry
         )
+        self.routes = Counter(
+            "pdq_requests_routed",
+            "Prompts by the way their prefill went, and why",
+            ["mode", "reason"],
+            registry=registry,
+        )
         self.admits = Counter("pdq_admits", "Admit notices by answer", ["answer"], registry=registry)
 
     def count(self, endpoint: str, outcome: str, code: str = "") -> None:
@@ -83,6 +91,9 @@ class GatewayMetrics:
         self.requests.labels(endpoint, outcome).inc()
         if outcome in ("refused", "error"):
             self.errors.labels(code).inc()
+
+    def count_route(self, route: Route) -> None:
+        self.routes.labels(route.way.value, route.reason).inc()
 
     def watch(self, in_flight: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Gauges that are read when somebody looks."""

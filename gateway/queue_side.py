@@ -1,4 +1,4 @@
-"""The gateway's dealings with the prefill queue: enqueue, enqueue again, cancel, look for lost jobs."""
+"""Where requests go: into the prefill queue, or to a decode worker directly; cancel, and look for lost jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from broker.errors import QueueUnavailable
 from gateway.background import Background
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
+from gateway.local_start import LocalStart
+from gateway.route import Route, Way, choose_route
 from gateway.session import Command, Enqueue, State
+from pdq.wire.types import num_ids
 
 _RETRY_MIN_S: Final = 0.25
 _RETRY_MAX_S: Final = 2.0
@@ -32,17 +35,28 @@ class QueueSide:
         *,
         gateway_id: str,
         endpoint: str,
-        mode: str,
+        mode: Way,
+        local_max_tokens: int,
+        local: LocalStart,
+        estimate_ms: Callable[[int], float],
+        on_route: Callable[[Route], None],
         timeout_s: float,
         perform: Perform,
         notify_owner: Callable[[str, str, int], None],
     ) -> None:
-        """`notify_owner(worker, request_id, gen)`: this prefill worker still holds a job that was cancelled."""
+        """`notify_owner(worker, request_id, gen)`: this prefill worker still holds a job that was cancelled.
+
+        `estimate_ms(num_tokens)`: of the prefill; 0 for unknown. `on_route` hears which way each request went.
+        """
         self._queue = queue
         self._background = background
         self._gateway_id = gateway_id
         self._endpoint = endpoint
         self._mode = mode
+        self._local_max_tokens = local_max_tokens
+        self._local = local
+        self._estimate_ms = estimate_ms
+        self._on_route = on_route
         self._timeout_s = timeout_s
         self._perform = perform
         self._notify_owner = notify_owner
@@ -51,7 +65,7 @@ class QueueSide:
     async def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
         """The first time. Raises GatewayError when the queue refuses; nothing stays queued then."""
         try:
-            await self._put(exchange, command)
+            await self._place(exchange, command)
         except QueueUnavailable as error:
             message = f"the request queue is unavailable: {error}"
             self.cancel(exchange.request_id, command.gen)  # its answer may be lost, not the job: cancel beats enqueue
@@ -87,7 +101,7 @@ class QueueSide:
         async with self._again:
             while exchange.session.gen == command.gen and not exchange.session.is_closed:
                 try:
-                    await self._put(exchange, command)
+                    await self._place(exchange, command)
                 except QueueUnavailable as error:
                     log.warning("enqueue_failed", request_id=exchange.request_id, gen=command.gen, error=str(error))
                     await asyncio.sleep(delay_s)
@@ -96,7 +110,37 @@ class QueueSide:
                     self._perform(exchange, exchange.session.on_enqueued(command.gen))
                     return
 
-    async def _put(self, exchange: Exchange, command: Enqueue) -> None:
+    async def _place(self, exchange: Exchange, command: Enqueue) -> None:
+        """To a decode worker that prefills by itself, or into the queue."""
+        exchange.enqueued_at = asyncio.get_running_loop().time()
+        sampling = exchange.prompt.sampling
+        num_tokens = num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)
+        route = choose_route(
+            self._mode, num_tokens=num_tokens, local_max_tokens=self._local_max_tokens, sampling=sampling
+        )
+        if route.way is Way.LOCAL:
+            if await self._start_locally(exchange, command):
+                exchange.route = route
+                self._on_route(route)
+                return
+            route = Route(Way.PULL if self._mode is Way.LOCAL else self._mode, "decode_busy")
+        exchange.route = route
+        self._on_route(route)
+        await self._put(exchange, command, route.way)
+
+    async def _start_locally(self, exchange: Exchange, command: Enqueue) -> bool:
+        """False: it goes into the queue. Without prefill workers the decode workers are asked until one has room."""
+        delay_s = _RETRY_MIN_S
+        while not await self._local.start(exchange, command):
+            if self._local.can_queue:
+                return False
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _RETRY_MAX_S)
+            if exchange.session.gen != command.gen or exchange.session.is_closed:
+                break
+        return True
+
+    async def _put(self, exchange: Exchange, command: Enqueue, way: Way) -> None:
         loop = asyncio.get_running_loop()
         job = PrefillJob(
             request_id=exchange.request_id,
@@ -107,12 +151,12 @@ class QueueSide:
             deadline_s=max(0.001, exchange.session.deadline - loop.time()),
             gateway=self._endpoint,
             gateway_id=self._gateway_id,
-            mode=self._mode,
+            mode=way.value,
             tenant=exchange.tenant,
             priority=exchange.priority,
             traceparent=exchange.traceparent,
+            prefill_ms=self._estimate_ms(num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)),
         )
-        exchange.enqueued_at = loop.time()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._queue.enqueue(job)

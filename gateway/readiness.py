@@ -5,8 +5,10 @@ from __future__ import annotations
 from broker.membership import RegistryView
 
 
-def reasons_not_ready(view: RegistryView, *, is_open: bool) -> list[str]:
-    """Empty: ready. The view is at most one heartbeat old while the registry answers."""
+def reasons_not_ready(view: RegistryView, *, is_open: bool, needs_prefill: bool = True) -> list[str]:
+    """Empty: ready. `needs_prefill`: not in local mode.
+
+    The view is at most one heartbeat old while the registry answers."""
     if not is_open:
         return ["draining"]
     if not view.is_current:
@@ -15,7 +17,7 @@ def reasons_not_ready(view: RegistryView, *, is_open: bool) -> list[str]:
     prefill, decode = (
         [worker for worker in view.of_role(role) if worker.state == "ready"] for role in ("prefill", "decode")
     )
-    if not prefill:
+    if not prefill and needs_prefill:
         reasons.append("no_prefill_worker")
     if not decode:
         reasons.append("no_decode_worker")

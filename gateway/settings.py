@@ -12,6 +12,9 @@ class GatewaySettings:
     http_host: str = field(default="127.0.0.1", metadata={"help": "address on which clients are served"})
     http_port: int = field(default=8000, metadata={"help": "port on which clients are served; 0: the system chooses"})
     api_key: str = field(default="", metadata={"help": "what clients must send as bearer token; empty: nothing"})
+    local_max_tokens: int = field(
+        default=128, metadata={"help": "shorter prompts are prefilled by the decode worker itself; 0: none"}
+    )
     max_model_len: int = field(
         default=0,
         metadata={
@@ -42,11 +45,14 @@ class GatewaySettings:
     )
     owner_check_s: float = field(default=0.5, metadata={"help": "pace of the look at decode workers"})
     lost_check_s: float = field(default=2.0, metadata={"help": "pace of the check that queued jobs still exist"})
+    queue_metrics_s: float = field(default=5.0, metadata={"help": "pace at which the queue's depth is asked for"})
     queue_timeout_s: float = field(default=5.0, metadata={"help": "longest wait for one call to the queue"})
     tick_s: float = field(default=0.1, metadata={"help": "grain of deadlines and keep-alives"})
 
     def __post_init__(self) -> None:
         if min(self.tick_s, self.owner_check_s, self.lost_check_s, self.queue_timeout_s, self.request_deadline_s) <= 0:
             raise ValueError("tick_s, owner_check_s, lost_check_s, queue_timeout_s, request_deadline_s: above 0")
+        if self.queue_metrics_s <= 0:
+            raise ValueError("queue_metrics_s: above 0")
         if min(self.max_model_len, self.max_migrations) < 0 or min(self.max_in_flight, self.max_queued) < 1:
             raise ValueError("max_model_len, max_migrations: at least 0; max_in_flight, max_queued: at least 1")

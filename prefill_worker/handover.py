@@ -15,7 +15,7 @@ from broker.base import WorkerRecord
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.membership import RegistryView
-from broker.messages import Accepted, Busy, Gone, KvReady
+from broker.messages import Accepted, Busy, Gone, KvReady, Reserve
 from prefill_worker.held import HeldJob, Phase
 from prefill_worker.settings import PrefillWorkerSettings
 
@@ -35,11 +35,16 @@ class Outcome(Enum):
 class HandoverResult:
     outcome: Outcome
     decode_worker: str = ""
+    endpoint: str = ""
+    """Its inbox."""
     reason: str = ""
 
 
 class Handover:
-    """Offers prefills; remembers what it promised to each decode worker since that worker's last heartbeat."""
+    """Offers prefills, finished or about to be pushed.
+
+    Remembers what it promised to each decode worker since that worker's last heartbeat.
+    """
 
     def __init__(
         self,
@@ -67,12 +72,12 @@ class Handover:
         told, self._room = self._room, asyncio.Event()
         told.set()
 
-    async def offer(self, held: HeldJob, ready: KvReady) -> HandoverResult:
+    async def offer(self, held: HeldJob, offer: KvReady | Reserve) -> HandoverResult:
         """Returns when a decode worker accepted, the gateway said Gone, or park_s passed with every one busy."""
         give_up_at = self._clock() + self._settings.park_s
         while True:
             room = self._room
-            result = await self._offer_once(held, ready)
+            result = await self._offer_once(held, offer)
             if result is not None:
                 return result
             if held.is_kv_gone:
@@ -83,7 +88,7 @@ class Handover:
             held.phase = Phase.PARKED
             await _set_within(room, min(remaining_s, self._settings.park_retry_s))
 
-    async def _offer_once(self, held: HeldJob, ready: KvReady) -> HandoverResult | None:
+    async def _offer_once(self, held: HeldJob, offer: KvReady | Reserve) -> HandoverResult | None:
         """Every ready decode worker that fits once, best first; None when all were busy or silent."""
         held.phase = Phase.OFFERING
         tokens = held.num_tokens
@@ -95,24 +100,26 @@ class Handover:
             candidates.remove(target)
             promise = _Promise(self._promises(), target.worker_id, tokens)  # now: others choose while it answers
             try:
-                answer = await self._peers.request(target.endpoint, ready)
+                answer = await self._peers.request(target.endpoint, offer)
             except PeerUnavailable:
                 promise.withdraw()
-                log.warning("decode_worker_silent", request_id=ready.request_id, worker=target.worker_id)
+                log.warning("decode_worker_silent", request_id=offer.request_id, worker=target.worker_id)
                 self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
                 continue
             match answer:
                 case Accepted():
-                    return HandoverResult(outcome=Outcome.ACCEPTED, decode_worker=target.worker_id)
+                    return HandoverResult(
+                        outcome=Outcome.ACCEPTED, decode_worker=target.worker_id, endpoint=target.endpoint
+                    )
                 case Gone(reason=reason):
                     promise.withdraw()
                     return HandoverResult(outcome=Outcome.GONE, reason=reason)
                 case Busy(free_tokens=free_tokens):
                     promise.withdraw()
-                    log.debug("decode_worker_busy", request_id=ready.request_id, free_tokens=free_tokens)
+                    log.debug("decode_worker_busy", request_id=offer.request_id, free_tokens=free_tokens)
                 case _:
                     promise.withdraw()
-                    log.warning("unexpected_answer", request_id=ready.request_id, kind=type(answer).__name__)
+                    log.warning("unexpected_answer", request_id=offer.request_id, kind=type(answer).__name__)
         return None
 
     def _fitting(self) -> list[WorkerRecord]:

@@ -41,6 +41,7 @@ class HeldJob:
     lease: JobLease
     taken_at: float
     """Monotonic seconds."""
+    prefill_started_at: float = 0.0
     phase: Phase = Phase.COMPUTING
     needs_drop: bool = True
     """The engine still has it for us: whoever ends the job aborts or releases it."""
@@ -54,6 +55,14 @@ class HeldJob:
     @property
     def engine_request_id(self) -> str:
         return f"{self.lease.job.request_id}:{self.lease.pair.gen}:{self.lease.pair.attempt}"
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.prefilled.done() and not self.prefilled.cancelled()
+
+    def prefill_s(self, now: float) -> float:
+        """Since the engine was asked."""
+        return now - self.prefill_started_at
 
     def remaining_s(self, now: float) -> float:
         """Until the request's deadline."""
@@ -90,7 +99,8 @@ class HeldJobs:
 
     @property
     def computing_tokens(self) -> int:
-        return sum(held.num_tokens for held in self._jobs.values() if held.phase is Phase.COMPUTING)
+        """Taken and not computed yet: in push also those that still look for a decode worker."""
+        return sum(held.num_tokens for held in self._jobs.values() if not held.is_prefilled)
 
     @property
     def num_parked(self) -> int:

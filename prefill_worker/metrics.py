@@ -12,10 +12,17 @@ from prefill_worker.held import HeldJob
 
 _TIME_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+_MOST_ATTEMPTS: Final = 3
+
 
 class PrefillMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.num_tokens = 0
+        """Computed since the start."""
+        self._leases = Gauge("pdq_prefill_leases", "Jobs that this worker holds", registry=registry)
+        self._takes = Counter("pdq_prefill_takes", "Jobs taken, by their attempt", ["attempt"], registry=registry)
+        """Attempt: `1`, `2`, `3`, `more`."""
         self._jobs = Counter("pdq_prefill_jobs", "Jobs that left this worker", ["outcome"], registry=registry)
         """Outcomes: see `held.JobOutcome`."""
         self._prefill = Histogram(
@@ -29,14 +36,19 @@ class PrefillMetrics:
 
     def on_take(self, held: HeldJob) -> None:
         self._queue_wait.observe(held.lease.queue_wait_s)
+        attempt = held.lease.pair.attempt
+        self._takes.labels(str(attempt) if attempt <= _MOST_ATTEMPTS else "more").inc()
+        self._leases.inc()
 
     def on_prefilled(self, held: HeldJob, *, prefill_s: float, cached_tokens: int) -> None:
         self._prefill.observe(prefill_s)
         self._tokens.inc(held.num_tokens)
+        self.num_tokens += held.num_tokens - cached_tokens
         self._cached.inc(cached_tokens)
 
     def on_end(self, held: HeldJob) -> None:
         self._jobs.labels(held.outcome.value).inc()
+        self._leases.dec()
 
     def watch(self, record: Callable[[], WorkerRecord]) -> None:
         """Gauges that are read when somebody looks, from the listener's thread."""

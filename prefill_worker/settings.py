@@ -11,6 +11,10 @@ class PrefillWorkerSettings:
         default=2048,
         metadata={"help": "prompt tokens computed at once: more jobs are taken while the running ones are fewer"},
     )
+    take_ahead_s: float = field(
+        default=0.1,
+        metadata={"help": "and while the running ones and the new ones take no longer, as the worker measured it"},
+    )
     park_limit: int = field(
         default=8,
         metadata={"help": "finished prefills that may wait for a decode worker; then nothing is taken"},

@@ -10,6 +10,7 @@ import structlog
 
 from broker.base import DeadJob, JobLease, PrefillQueue, Taken
 from broker.errors import QueueUnavailable
+from broker.prefill_time import PrefillTime
 from engine.ledger import KvLedger
 from prefill_worker.held import HeldJobs
 from prefill_worker.settings import PrefillWorkerSettings
@@ -22,12 +23,15 @@ _WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.5
 
 
-def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSettings) -> tuple[int, int]:
+def take_limits(
+    held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSettings, time: PrefillTime | None = None
+) -> tuple[int, int]:
     """(tokens, jobs) that may be taken now; (0, 0) for nothing.
 
     An empty worker takes one job of any size, so that a prompt larger than its pool is refused aloud instead of
     standing at the queue's head for ever. An idle engine takes one job up to the pool's room; a busy one fills up
-    to `take_tokens`, by so many jobs that a partly filled last block of each still fits.
+    to `take_tokens`, by so many jobs that a partly filled last block of each still fits. A slow one (`time`) doesn't:
+    what it would only begin after `take_ahead_s` is better left to whoever is free first.
     """
     if held_jobs.num_parked >= settings.park_limit:
         return (0, 0)
@@ -37,7 +41,10 @@ def take_limits(held_jobs: HeldJobs, ledger: KvLedger, settings: PrefillWorkerSe
     if computing == 0:
         return (ledger.free_tokens, 1) if ledger.free_tokens else (0, 0)
     num_jobs = max(1, min(_MAX_JOBS, ledger.free_blocks // 2))
-    tokens = min(ledger.tokens_for(num_jobs), settings.take_tokens - computing)
+    most = settings.take_tokens
+    if time is not None:
+        most = int(min(most, time.tokens_within(settings.take_ahead_s * 1000)))
+    tokens = min(ledger.tokens_for(num_jobs), most - computing)
     return (tokens, num_jobs) if tokens > 0 else (0, 0)
 
 
@@ -51,16 +58,21 @@ class Taker:
         ledger: KvLedger,
         settings: PrefillWorkerSettings,
         is_stalled: Callable[[], bool],
+        prefill_time: Callable[[], PrefillTime | None],
         on_lease: Callable[[JobLease], None],
         on_dead: Callable[[DeadJob], Awaitable[None]],
     ) -> None:
-        """`is_stalled`: the engine makes no step and a job would only fail here; `room_changed` tells that it moves."""
+        """`is_stalled`: the engine makes no step and a job would only fail here; `room_changed` tells that it moves.
+
+        `prefill_time`: as measured so far.
+        """
         self._worker_id = worker_id
         self._queue = queue
         self._held_jobs = held_jobs
         self._ledger = ledger
         self._settings = settings
         self._is_stalled = is_stalled
+        self._prefill_time = prefill_time
         self._on_lease = on_lease
         self._on_dead = on_dead
         self._room = asyncio.Event()
@@ -80,7 +92,7 @@ class Taker:
         """Takes until `stop`: while jobs fit; then sleeps until room comes (jobs wait) or a job comes (none do)."""
         while not self._stopping.is_set():
             self._room.clear()
-            max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings)
+            max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings, self._prefill_time())
             if max_jobs == 0 or self._is_stalled():
                 await self._room.wait()
                 continue

@@ -18,11 +18,13 @@ from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutpu
 from engine.ledger import KvLedger
 from engine.progress import Progress
 from pdq.runtime.signals import Drain
+from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
 from prefill_worker.held import HeldJob, HeldJobs, JobOutcome
 from prefill_worker.job import JobRunner
 from prefill_worker.leases import LeaseKeeper
 from prefill_worker.metrics import PrefillMetrics
+from prefill_worker.prefill_times import PrefillTimes
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
 
@@ -59,6 +61,7 @@ class PrefillWorker:
         self._held = HeldJobs()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
         self._progress = Progress(clock(), stall_s=settings.prefill_stall_s)
+        self._times = PrefillTimes()
         self._stats: EngineStats | None = None
         self._is_draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,10 +75,12 @@ class PrefillWorker:
             clock=clock,
             rng=rng,
         )
+        self._ends = JobEnds(worker_id=worker_id, queue=queue, engine=engine, peers=peers)
         self._runner = JobRunner(
             worker_id=worker_id,
             endpoint=endpoint,
-            queue=queue,
+            kv_source=engine_info.kv_source,
+            ends=self._ends,
             engine=engine,
             peers=peers,
             handover=self._handover,
@@ -89,15 +94,16 @@ class PrefillWorker:
             ledger=self._ledger,
             settings=settings,
             is_stalled=lambda: self._progress.is_stalled(clock()),
+            prefill_time=lambda: self._times.formula,
             on_lease=self._on_lease,
-            on_dead=self._runner.tell_dead,
+            on_dead=self._ends.tell_dead,
         )
         self._leases = LeaseKeeper(
             queue=queue,
             held_jobs=self._held,
             progress=self._progress,
             lease_s=lease_s,
-            on_dead=self._runner.tell_dead,
+            on_dead=self._ends.tell_dead,
             clock=clock,
             rng=rng,
         )
@@ -128,6 +134,7 @@ class PrefillWorker:
                     task.cancel()
         finally:
             await asyncio.shield(self._give_back_held(failure))
+            await self._leave_queue()
             await membership.leave()
 
     def on_notice(self, message: Notice, reply: NoticeReply) -> None:
@@ -138,7 +145,7 @@ class PrefillWorker:
                     if held.lease.pair <= message.pair and held.task is not None:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
                         held.task.cancel()
-                self._spawn(self._runner.release_unread(message.request_id, message.pair))
+                self._spawn(self._ends.release_unread(message.request_id, message.pair))
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
             case Room():
                 self._handover.on_room()
@@ -168,6 +175,8 @@ class PrefillWorker:
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             parked=self._held.num_parked,
+            prefill_time=str(self._times.formula or ""),
+            done_tokens=self._metrics.num_tokens,
         )
 
     def _on_lease(self, lease: JobLease) -> None:
@@ -192,7 +201,7 @@ class PrefillWorker:
         except QueueUnavailable as exc:
             log.warning("queue_unavailable_for_job", error=str(exc))
             return
-        await self._runner.notify(
+        await self._ends.notify(
             held.lease.job.gateway,
             Failed(
                 request_id=held.lease.job.request_id,
@@ -240,6 +249,9 @@ class PrefillWorker:
         held = self._held.get(output.engine_request_id)
         is_end = output.finish is not None or output.error is not None
         if held is not None and is_end and not held.prefilled.done():
+            if output.error is None:
+                computed = held.num_tokens - output.cached_tokens
+                self._times.ended(computed, submitted_at=held.prefill_started_at, now=self._clock())
             held.prefilled.set_result(output)
             self._taker.room_changed()
 
@@ -254,13 +266,20 @@ class PrefillWorker:
         except TimeoutError:
             log.warning("drain_grace_over", jobs=len(self._held))
 
+    async def _leave_queue(self) -> None:
+        """The reaper forgets the name otherwise."""
+        try:
+            await self._queue.leave(self._worker_id)
+        except QueueUnavailable as exc:
+            log.warning("queue_not_left", error=str(exc))
+
     async def _give_back_held(self, failure: str | None) -> None:
         """What is still held goes back to its place in the queue."""
         for held in self._held.all():
             try:
                 dead = await self._queue.give_back(held.lease, failure=failure)
                 if dead is not None:
-                    await self._runner.tell_dead(dead)
+                    await self._ends.tell_dead(dead)
             except QueueUnavailable as exc:
                 log.warning("queue_unavailable_for_job", error=str(exc))
             if held.task is not None:

@@ -3,7 +3,8 @@
 -- ARGV 1 group, 2 key prefix, 3 lease ms, 4 gap ms, 5 cursor, 6 entries a call, 7 most failures, 8 req TTL ms,
 --      9 dead payload TTL ms, 10 most dead letters, 11 ms after which an idle consumer name is dropped
 -- Returns {next cursor, jobs put back, dead jobs}. After a gap in Redis's answers (restart, network, nobody there)
--- nothing is claimed for one lease: the owners get time to renew. A consumer is dropped only with nothing pending.
+-- nothing is claimed for one lease: the owners get time to renew. A consumer is dropped only with nothing pending: when
+-- its process left the registry without a word (a lease ago), or has been idle for long. A live one's comes back.
 local now, lease = now_ms(), tonumber(ARGV[3])
 redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1) -- NOGROUP comes out here, before anything is written
 if now - steady_since(KEYS[4], now, tonumber(ARGV[4]), true) < lease then return {'0-0', 0, {}} end
@@ -34,8 +35,10 @@ if count > 0 then wake_workers(KEYS[5], 'reaped') end
 if claimed[1] == '0-0' then
   for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
     local consumer = pairs_of(flat)
-    if tonumber(consumer['pending']) == 0 and tonumber(consumer['idle']) > tonumber(ARGV[11]) then
-      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer['name'])
+    local name, idle = consumer['name'], tonumber(consumer['idle'])
+    local is_gone = name ~= '-' and idle > lease and redis.call('EXISTS', ARGV[2] .. 'worker:' .. name) == 0
+    if tonumber(consumer['pending']) == 0 and (is_gone or idle > tonumber(ARGV[11])) then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], name)
     end
   end
 end

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,12 @@ class BackOff:
         return min(self.max_s, self.min_s * 2.0 ** min(failures, 30))
 
 
+async def _always(_: Child) -> bool:
+    return True
+
+
 class Child:
-    """One process that is kept running until `stop`. State for people to see: `state`, `pid`, `restarts`."""
+    """One process that is kept running until `stop` or `leave`. For people to see: `state`, `pid`, `restarts`."""
 
     def __init__(
         self,
@@ -49,31 +53,41 @@ class Child:
         environ: Mapping[str, str],
         back_off: BackOff,
         on_change: Callable[[Child], None],
+        may_restart: Callable[[Child], Awaitable[bool]] = _always,
     ) -> None:
+        """`may_restart` is asked after each end that nobody here wanted; it may call `leave`."""
         self.name = name
         self.log_path = log_path
         self.pid: int | None = None
         self.restarts = 0
         self.state = "not started"
+        self.is_leaving = False
+        """Asked to finish what it has and to end by itself."""
         self._command = command
         self._environ = dict(environ)
         self._back_off = back_off
         self._on_change = on_change
+        self._may_restart = may_restart
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> None:
-        """Returns after `stop`. Raises StartupError when the first start ends with the exit code of bad settings."""
+        """Returns after `stop` or `leave`. Raises StartupError when the first start ends with the exit code of bad
+        settings."""
         failures = 0
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
             code = await self._run_once()
-            if self._stopping.is_set():
-                break
+            if self._stopping.is_set() or self.is_leaving:
+                self._change(_how_left(code, self.is_leaving))
+                return
             if code == _BAD_SETTINGS and self.restarts == 0:
                 self._change("can't start")
                 raise StartupError(f"{self.name} can't start:\n{self.log_tail()}")
+            if not await self._may_restart(self):
+                self._change(_how_left(code, self.is_leaving))
+                return
             failures = 0 if loop.time() - started >= _HEALTHY_S else failures
             delay_s = self._back_off.delay_s(failures)
             failures += 1
@@ -84,15 +98,31 @@ class Child:
                     await self._stopping.wait()
         self._change("stopped")
 
+    def leave(self) -> None:
+        """Whoever calls this asks the process to drain; it isn't started again."""
+        self.is_leaving = True
+        if self.pid is None:  # between two starts
+            self._stopping.set()
+        self._change("draining")
+
+    def terminate(self) -> None:
+        """SIGTERM: it finishes what it has."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to the whole group after `grace_s`. Returns when the process is gone."""
+        """SIGTERM, and SIGKILL to the whole group after `grace_s`. Returns when the process is gone.
+
+        One that is leaving gets no SIGTERM: it drains already, and a second request would end it at once.
+        """
         self._stopping.set()
         process = self._process
         if process is None:
             return
-        self._change("stopping")
-        with suppress(ProcessLookupError):
-            process.terminate()
+        if not self.is_leaving:
+            self._change("stopping")
+            self.terminate()
         try:
             async with asyncio.timeout(grace_s):
                 await process.wait()
@@ -146,6 +176,12 @@ class Child:
 async def stop_all(children: Iterable[Child], grace_s: float) -> None:
     """All at once; returns when every one is gone."""
     await asyncio.gather(*(child.stop(grace_s) for child in children))
+
+
+def _how_left(code: int, is_leaving: bool) -> str:
+    if not is_leaving:
+        return "stopped"
+    return "drained" if code == 0 else _how_ended(code)
 
 
 def _how_ended(code: int) -> str:

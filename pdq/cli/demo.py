@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.status import Status
 
 from pdq.cli.demo_report import keep_lines, report_table
-from pdq.cli.deployment import Deployment, DeploymentSettings
+from pdq.cli.deployment import Deployment
+from pdq.cli.deployment_settings import DeploymentSettings
 from pdq.cli.gateway_client import ChatFailed, stream_chat
 from pdq.cli.up import deployment_of, run, until_drain
 from pdq.runtime.errors import StartupError

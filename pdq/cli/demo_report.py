@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pdq.cli.deployment import DeploymentSettings
+from pdq.cli.deployment_settings import DeploymentSettings
 
 
 def report_table(

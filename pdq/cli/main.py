@@ -13,6 +13,10 @@ COMMANDS: Final = {
     "up": "everything on this machine: Redis-compatible server, gateway, prefill and decode workers",
     "demo": "starts everything, asks one question, shows the answer and what it took, stops everything",
     "status": "workers, queue and requests in flight",
+    "top": "the same, live; q leaves",
+    "scale": "more or fewer workers of a running `pdq up`: pdq scale prefill=3 decode=2",
+    "drain": "a worker finishes what it has and ends: pdq drain WORKER_ID",
+    "dead": "jobs that the queue gave up: pdq dead list | show ID | drop ID",
     "model": "fetches and converts a model: pdq model fetch NAME",
 }
 

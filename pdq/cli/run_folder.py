@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pdq.runtime.errors import StartupError
+from pdq.runtime.ids import host_name
 
 
 class RunFolder:
@@ -65,3 +66,8 @@ def read_up(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def row_name(path: Path) -> str:
+    """What the `pdq up` of this folder is called among those of all hosts."""
+    return f"{host_name()}:{path.resolve()}"

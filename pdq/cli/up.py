@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pdq.cli.children import Child
-from pdq.cli.deployment import Deployment, DeploymentSettings
+from pdq.cli.deployment import Deployment
+from pdq.cli.deployment_settings import DeploymentSettings
 from pdq.runtime import logs
 from pdq.runtime.errors import StartupError
 from pdq.runtime.setting_fields import settings_of

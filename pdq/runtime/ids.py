@@ -10,5 +10,9 @@ import socket
 
 def worker_id(role: str) -> str:
     """`<role>-<host>-<pid>-<random>`, in letters, digits, `.`, `_` and `-` only."""
-    host = re.sub(r"[^A-Za-z0-9._]", "_", socket.gethostname().split(".")[0]) or "host"
-    return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
+    return f"{role}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def host_name() -> str:
+    """This machine's name as it stands in ids: letters, digits, `.` and `_` only."""
+    return re.sub(r"[^A-Za-z0-9._]", "_", socket.gethostname().split(".")[0]) or "host"

@@ -46,6 +46,10 @@ def test_due_is_three_times_the_estimate_and_ten_seconds_a_priority_level() -> N
     assert ms_to_due(-(10**9), 0, SETTINGS) == -PRIORITY_LIMIT * 10_000
 
 
+def test_an_estimate_of_the_workers_counts_instead_of_the_setting() -> None:
+    assert ms_to_due(0, 1000, SETTINGS, prefill_ms=20.0) == 60
+
+
 @given(short=st.integers(1, 10**6), long=st.integers(1, 10**6), gap_ms=st.integers(0, 10**8))
 def test_a_job_is_overtaken_only_by_those_that_come_within_its_own_slack(short: int, long: int, gap_ms: int) -> None:
     is_overtaken = gap_ms + ms_to_due(0, short, SETTINGS) < ms_to_due(0, long, SETTINGS)

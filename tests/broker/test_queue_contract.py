@@ -18,6 +18,15 @@ async def test_jobs_come_out_in_order_of_due_shorter_ones_first(store: Store) ->
     assert [lease.job.request_id for lease in taken.leases] == ["short", "middle", "long"]
 
 
+async def test_an_estimated_time_counts_more_than_the_number_of_tokens(store: Store) -> None:
+    for name, tokens, prefill_ms in (("slow", 10, 60.0), ("quick", 3000, 40.0)):
+        await store.queue.enqueue(job(name, tokens=tokens, prefill_ms=prefill_ms))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=8)
+
+    assert [lease.job.request_id for lease in taken.leases] == ["quick", "slow"]
+
+
 async def test_equal_jobs_come_out_in_order_of_arrival(store: Store) -> None:
     names = [f"r{number}" for number in range(30)]
     await asyncio.gather(*(store.queue.enqueue(job(name)) for name in names))

@@ -18,6 +18,7 @@ from broker.memory import MemoryQueue, MemoryRegistry
 from broker.registry_settings import RegistrySettings
 from gateway.gateway import Gateway
 from gateway.metrics import GatewayMetrics
+from gateway.route import Way
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import ByteTokenizer, TextTokenizer
 from pdq.runtime.signals import Drain
@@ -84,7 +85,7 @@ async def world(
             settings,
             gateway_id="gateway-test",
             model="sim",
-            mode="pull",
+            mode=Way.PULL,
             tokenizer=tokenizer or ByteTokenizer(),
             queue=queue,
             registry=registry,

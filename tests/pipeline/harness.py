@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import redis.asyncio
@@ -25,6 +26,7 @@ from tests.pipeline import process_logs
 from tests.servers import RedisServer, free_port, redis_binary
 
 START_LIMIT_S = 90.0
+_DEFAULTS = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "0"}
 
 
 @dataclass(slots=True)
@@ -118,12 +120,15 @@ async def running(
     decode: int = 1,
     engine: str = "sim",
     model: ModelSettings | None = None,
+    mode: Literal["push", "pull", "local"] = "pull",
     environ: Mapping[str, str] | None = None,
     log_level: str = "info",
     timeout_s: float = 60.0,
     allowed_faults: tuple[str, ...] = (),
 ) -> AsyncIterator[Pipeline]:
     """`server` None: the embedded one. `environ`: settings as PDQ_... variables, scoped ones for one role.
+
+    Short prompts go through the queue like all others, unless `environ` says otherwise.
 
     Without prefill or decode workers it is up when they are all that the gateway misses. At the end no process may have
     logged an error, a traceback or spam, but for events and texts in `allowed_faults`.
@@ -132,14 +137,14 @@ async def running(
         prefill=prefill,
         decode=decode,
         engine=engine,
-        model=model or ModelSettings(),
+        model=dataclasses.replace(model or ModelSettings(), mode=mode),
         redis=server.url if server else None,
         http_port=free_port(),
         run_dir=folder / "run",
         log_level=log_level,
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PDQ_")}
-    deployment = Deployment(settings, environ={**inherited, "PYTHONUNBUFFERED": "1", **(environ or {})})
+    deployment = Deployment(settings, environ={**inherited, "PYTHONUNBUFFERED": "1", **_DEFAULTS, **(environ or {})})
     async with deployment:
         try:
             async with asyncio.timeout(START_LIMIT_S):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,9 +15,10 @@ from broker.errors import QueueUnavailable
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
-from broker.messages import Accepted, Busy, Gone, KvReady, Notice
-from engine.base import EngineError, EngineInfo, EngineOutput, EngineRequest, StepOutputs
-from pdq.wire.types import KvTicket, Pair, pack_ids
+from broker.messages import Accepted, Busy, Gone, KvReady, Notice, Reserve
+from engine.base import EngineError, EngineInfo, EngineOutput, EngineRequest, PushKv, StepOutputs
+from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids
+from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
 from prefill_worker.held import HeldJob, JobOutcome
 from prefill_worker.job import JobRunner
@@ -25,11 +26,15 @@ from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
 from tests.broker.stores import job
 
+SOURCE = KvSource(engine_id="e", epoch="x", host="127.0.0.1", port=1, tp_size=1, block_size=16)
+
 
 class TwinEngine:
     """Prefills at once; remembers who was released and aborted."""
 
     def __init__(self) -> None:
+        self.submitted: list[EngineRequest] = []
+        self.on_submit: Callable[[EngineRequest], None] = lambda _: None
         self.released: list[str] = []
         self.aborted: list[str] = []
 
@@ -37,7 +42,8 @@ class TwinEngine:
         raise AssertionError("not started in these tests")
 
     async def submit(self, request: EngineRequest) -> None:
-        pass
+        self.submitted.append(request)
+        self.on_submit(request)
 
     async def outputs(self) -> AsyncIterator[StepOutputs]:
         return
@@ -63,6 +69,7 @@ class DeadEngine(TwinEngine):
     async def submit(self, request: EngineRequest) -> None:
         if not self._dies_after_submit:
             raise EngineError("the engine is not running")
+        self.on_submit(request)
 
     async def abort(self, engine_request_id: str) -> None:
         raise EngineError("the engine is not running")
@@ -86,13 +93,13 @@ class World:
     ) -> None:
         """`fingerprint`: the prefill worker's; the decode worker's is empty."""
         self.queue = queue
-        self.num_offers = 0
         self._fingerprint = fingerprint
         self.engine: TwinEngine = TwinEngine()
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
+        self.offers: list[KvReady | Reserve] = []
 
-    async def run(self, *, error: str | None = None) -> HeldJob:
+    async def run(self, *, error: str | None = None, mode: str = "pull") -> HeldJob:
         """The job to its end."""
         notices = NoticeSettings()
         inbox = NoticeInbox(notices, worker_id="decode-1")
@@ -113,17 +120,18 @@ class World:
             runner = JobRunner(
                 worker_id="prefill-1",
                 endpoint="tcp://127.0.0.1:1",
-                queue=self.queue,
+                kv_source=SOURCE,
+                ends=JobEnds(worker_id="prefill-1", queue=self.queue, engine=self.engine, peers=peers),
                 engine=self.engine,
                 peers=peers,
                 handover=handover,
                 metrics=PrefillMetrics(CollectorRegistry()),
                 clock=clock,
             )
-            await self.queue.enqueue(job("r1", tokens=3))
+            await self.queue.enqueue(job("r1", tokens=3, mode=mode))
             (lease,) = (await self.queue.take("prefill-1", max_tokens=100, max_jobs=1)).leases
             held = HeldJob(lease=lease, taken_at=clock())
-            held.prefilled.set_result(output(held, error))
+            self.engine.on_submit = lambda _: held.prefilled.set_result(output(held, error))
             async with asyncio.timeout(10):
                 await runner.run(held)
             return held
@@ -132,8 +140,8 @@ class World:
             await inbox.close()
 
     def _on_notice(self, notice: Notice, reply: NoticeReply) -> None:
-        if isinstance(notice, KvReady):
-            self.num_offers += 1
+        if isinstance(notice, KvReady | Reserve):
+            self.offers.append(notice)
             more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(self._answer, {})
             reply(self._answer(request_id=notice.request_id, pair=notice.pair, **more))
 
@@ -217,6 +225,40 @@ async def test_an_engine_failure_gives_the_job_back_as_a_failure(error: str) -> 
     assert world.engine.released == world.engine.aborted == []
 
 
+async def test_push_reserves_before_it_computes_and_tells_what_it_took_before_it_settles() -> None:
+    world = World(MemoryQueue(QueueSettings()), Accepted)
+
+    await world.run(mode="push")
+
+    reserve, ready = world.offers
+    assert isinstance(reserve, Reserve)
+    assert reserve.source == SOURCE
+    assert isinstance(ready, KvReady)
+    assert ready.ticket is None
+    assert [request.kv for request in world.engine.submitted] == [PushKv()]
+    assert (await world.queue.depth()).running == 0
+    assert world.engine.released == world.engine.aborted == []
+
+
+async def test_push_with_every_decode_worker_busy_computes_nothing_and_gives_the_job_back() -> None:
+    world = World(MemoryQueue(QueueSettings()), Busy)
+
+    await world.run(mode="push")
+
+    assert world.engine.submitted == []
+    assert (await world.queue.depth()).queued == 1
+
+
+async def test_push_of_a_request_that_is_gone_computes_nothing_and_settles() -> None:
+    world = World(MemoryQueue(QueueSettings()), Gone)
+
+    await world.run(mode="push")
+
+    depth = await world.queue.depth()
+    assert world.engine.submitted == []
+    assert (depth.queued, depth.running, depth.dead) == (0, 0, 0)
+
+
 async def test_an_engine_that_has_just_died_gives_the_job_back_at_once() -> None:
     world = World(MemoryQueue(QueueSettings()), Accepted)
     world.engine = DeadEngine()
@@ -242,7 +284,7 @@ async def test_a_decode_worker_that_does_not_fit_is_never_asked() -> None:
 
     held = await world.run()
 
-    assert world.num_offers == 0
+    assert world.offers == []
     assert held.outcome is JobOutcome.NO_ROOM
     assert (await world.queue.depth()).queued == 1
     assert world.engine.released == [held.engine_request_id]

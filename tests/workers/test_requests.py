@@ -120,7 +120,7 @@ class TableMachine(RuleBasedStateMachine):
         assert request_id not in self.barred or ready.pair > self.barred[request_id], "cancelled"
         request, replaced = self.table.open(ready)
         assert replaced is self.open.get(request_id)
-        assert replaced is None or replaced.ready.pair < ready.pair
+        assert replaced is None or replaced.offer.pair < ready.pair
         self.open[request_id] = request
         self.started.add((request_id, ready.pair))
 
@@ -128,7 +128,7 @@ class TableMachine(RuleBasedStateMachine):
     def the_gateway_says_go(self, request_id: str) -> None:
         request = self.open.get(request_id)
         if request is not None and request.state is State.ADMITTING:
-            request.held_back.append(Delta(request_id=request_id, pair=request.ready.pair, seq=0, token_ids=b""))
+            request.held_back.append(Delta(request_id=request_id, pair=request.offer.pair, seq=0, token_ids=b""))
             assert len(self.table.go(request, self.now)) == 1
             assert not request.held_back
 
@@ -139,14 +139,14 @@ class TableMachine(RuleBasedStateMachine):
             if request.state is State.ADMITTING:
                 gone = "reason"  # without a remembered answer the same pair may start anew: not what is tested here
             self.table.close(request, self.now, gone=gone)
-            self.barred[request_id] = max(self.barred.get(request_id, request.ready.pair), request.ready.pair)
+            self.barred[request_id] = max(self.barred.get(request_id, request.offer.pair), request.offer.pair)
 
     @rule(request_id=st.sampled_from("ab"), gen=st.integers(1, 3))
     def a_cancel_comes(self, request_id: str, gen: int) -> None:
         pair = Pair(gen=gen, attempt=3)
         self.table.bar(request_id, pair, self.now, "client gone")
         request = self.open.get(request_id)
-        if request is not None and request.ready.pair <= pair:
+        if request is not None and request.offer.pair <= pair:
             self.table.close(self.open.pop(request_id), self.now, gone="client gone")
         self.barred[request_id] = max(self.barred.get(request_id, pair), pair)
 

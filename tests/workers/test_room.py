@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base import JobLease, PrefillJob
+from broker.prefill_time import PrefillTime
 from engine.ledger import KvLedger
 from pdq.wire.types import Pair, SamplingParams, pack_ids
 from prefill_worker.held import HeldJob, HeldJobs, Phase
@@ -53,6 +54,21 @@ async def test_a_busy_worker_fills_up_to_take_tokens_and_to_its_pool() -> None:
 
     assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=2048))[0] == 548
     assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=1500)) == (0, 0)
+
+
+async def test_a_slow_worker_takes_only_what_it_begins_soon() -> None:
+    held_jobs, ledger = HeldJobs(), KvLedger(total_blocks=1000, block_size=16)
+    held_jobs.add(await held_job("a", 1500))
+    ledger.promise("a", 1500)
+    settings = PrefillWorkerSettings(take_ahead_s=0.1)
+
+    def limit(token_ms: float) -> int:
+        time = PrefillTime(fixed_ms=20, token_ms=token_ms, square_ms=0)
+        return take_limits(held_jobs, ledger, settings, time)[0]
+
+    assert limit(0.01) == 548
+    assert limit(0.05) == 100
+    assert limit(1.0) == 0
 
 
 async def test_nothing_is_taken_at_the_park_limit() -> None:

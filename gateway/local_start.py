@@ -1,0 +1,82 @@
+"""The local flow: decode workers are asked to prefill by themselves, best placed first."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+import structlog
+
+from broker import placement
+from broker.base import WorkerRecord
+from broker.errors import PeerUnavailable
+from broker.links import NoticePeers
+from broker.membership import RegistryView
+from broker.messages import Accepted, Gone, Start
+from gateway.exchange import Exchange
+from gateway.session import Enqueue
+from pdq.wire.types import Pair, num_ids
+
+log = structlog.get_logger(__name__)
+
+NO_TAKE: Final = 0
+"""The attempt number of a start without the queue: any take of the same gen is newer."""
+
+
+class LocalStart:
+    def __init__(
+        self, peers: NoticePeers, view: RegistryView, *, gateway_id: str, endpoint: str, rng: random.Random
+    ) -> None:
+        self._peers = peers
+        self._view = view
+        self._gateway_id = gateway_id
+        self._endpoint = endpoint
+        self._rng = rng
+        self._promised: dict[str, int] = {}
+        self._promised_view: tuple[WorkerRecord, ...] = ()
+
+    @property
+    def can_queue(self) -> bool:
+        """There is a prefill worker for what no decode worker has room for."""
+        return any(worker.state == "ready" for worker in self._view.of_role("prefill"))
+
+    async def start(self, exchange: Exchange, command: Enqueue) -> bool:
+        """False: every decode worker is busy or silent. True: one has it, or the request is over."""
+        offer = self._offer(exchange, command)
+        tokens = num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)
+        candidates = list(self._view.of_role("decode"))
+        while candidates:
+            target = placement.choose(candidates, tokens, self._promises(), self._rng)
+            if target is None:
+                return False
+            candidates.remove(target)
+            self._promised[target.worker_id] = self._promised.get(target.worker_id, 0) + tokens
+            try:
+                answer = await self._peers.request(target.endpoint, offer)
+            except PeerUnavailable:
+                # It may have it all the same: a take of this gen from the queue is newer and wins
+                log.warning("decode_worker_silent", request_id=exchange.request_id, worker=target.worker_id)
+                continue
+            if isinstance(answer, Accepted | Gone):
+                return True
+            self._promised[target.worker_id] -= tokens
+        return False
+
+    def _offer(self, exchange: Exchange, command: Enqueue) -> Start:
+        return Start(
+            request_id=exchange.request_id,
+            pair=Pair(gen=command.gen, attempt=NO_TAKE),
+            remaining_s=max(0.0, exchange.session.deadline - asyncio.get_running_loop().time()),
+            prompt_ids=exchange.prompt_ids,
+            generated_ids=command.generated_ids,
+            sampling=exchange.prompt.sampling,
+            gateway=self._endpoint,
+            gateway_id=self._gateway_id,
+        )
+
+    def _promises(self) -> dict[str, int]:
+        if self._promised_view is not self._view.workers:
+            self._promised_view = self._view.workers
+            self._promised = {}
+        return self._promised

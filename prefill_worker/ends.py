@@ -1,0 +1,69 @@
+"""How a job ends on this worker: settled, given back, dropped in the engine; and who must be told."""
+
+from __future__ import annotations
+
+import contextlib
+
+import structlog
+
+from broker.base import DeadJob, PrefillQueue
+from broker.errors import PeerUnavailable
+from broker.links import NoticePeers
+from broker.messages import Failed, PromptLogprobs
+from engine.base import Engine, EngineError
+from pdq.wire.types import Pair
+from prefill_worker.held import HeldJob
+
+log = structlog.get_logger(__name__)
+
+
+class JobEnds:
+    def __init__(self, *, worker_id: str, queue: PrefillQueue, engine: Engine, peers: NoticePeers) -> None:
+        self._worker_id = worker_id
+        self._queue = queue
+        self._engine = engine
+        self._peers = peers
+
+    async def settle(self, held: HeldJob, *, state: str, decode_worker: str = "") -> None:
+        await self._queue.settle(held.lease, state=state, decode_worker=decode_worker)
+
+    async def give_back(self, held: HeldJob, *, failure: str | None) -> None:
+        """To its old place in the queue; a failure counts, and too many end the job."""
+        if failure is not None:
+            log.warning("prefill_failed", error=failure)
+        dead = await self._queue.give_back(held.lease, failure=failure)
+        if dead is not None:
+            await self.tell_dead(dead)
+
+    async def drop(self, held: HeldJob) -> None:
+        """Whatever state the engine has it in: nobody will come for this prefill."""
+        with contextlib.suppress(EngineError):  # its KV went with the engine
+            if held.is_prefilled:
+                await self._engine.release(held.engine_request_id)
+            else:
+                await self._engine.abort(held.engine_request_id)
+
+    async def release_unread(self, request_id: str, pair: Pair) -> None:
+        """Of a job that was handed over: its reader died, or will not come. Nothing happens to any other."""
+        with contextlib.suppress(EngineError):
+            await self._engine.release(f"{request_id}:{pair.gen}:{pair.attempt}")
+
+    async def tell_dead(self, dead: DeadJob) -> None:
+        """The queue has ended this job: its gateway must answer the client."""
+        await self.notify(
+            dead.gateway,
+            Failed(
+                request_id=dead.request_id,
+                pair=dead.pair,
+                worker=self._worker_id,
+                code=dead.reason,
+                detail=dead.detail,
+                retryable=False,
+            ),
+        )
+
+    async def notify(self, gateway: str, message: Failed | PromptLogprobs) -> None:
+        try:
+            await self._peers.request(gateway, message)
+        except PeerUnavailable:
+            log.warning("gateway_silent", gateway=gateway, kind=type(message).__name__, request_id=message.request_id)

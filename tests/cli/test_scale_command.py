@@ -1,0 +1,184 @@
+"""`pdq scale` and `pdq drain`, against processes that the test beats for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from broker.redis_scale import UpState, Wish
+from tests.cli.operators import ROW, Field, field_of, worker
+from tests.servers import RedisServer
+
+STATE = UpState(host="box", prefill=1, decode=1, pids="41,42", wish="prefill=1 decode=1")
+P, D, G = "prefill-box-41-aa", "decode-box-42-bb", "gateway-box-43-cc"
+
+
+async def asked(field: Field) -> Wish:
+    async with asyncio.timeout(10):
+        while field.wish == Wish(prefill=1, decode=1):  # noqa: ASYNC110 - asked by another thread
+            await asyncio.sleep(0.01)
+    return field.wish
+
+
+async def test_scale_asks_and_waits_until_it_is_so(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        command = asyncio.create_task(field.run("scale", "prefill=3", "decode=2"))
+        wish = await asked(field)
+        field.state = dataclasses.replace(STATE, wish=str(wish), starting=3)
+        await asyncio.sleep(0.3)
+        is_waiting = not command.done()
+        field.state = dataclasses.replace(STATE, wish=str(wish), prefill=3, decode=2)
+        code = await command
+
+    assert (wish, is_waiting, code) == (Wish(prefill=3, decode=2), True, 0)
+    printed = capsys.readouterr().out
+    assert f"{ROW}: asked for prefill=3 decode=2 (was prefill=1 decode=1)" in printed
+    assert "prefill 1 of 3 ready, decode 1 of 2 ready, 3 starting" in printed
+    assert printed.splitlines()[-1].endswith("prefill 3 of 3 ready, decode 2 of 2 ready")
+
+
+async def test_a_role_that_is_not_named_stays_as_it_is(private_redis: RedisServer) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        assert await field.run("scale", "decode=4", "--no-wait") == 0
+        assert await asked(field) == Wish(prefill=1, decode=4)
+
+
+async def test_why_it_is_not_reached_is_said(private_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        command = asyncio.create_task(field.run("scale", "prefill=2"))
+        await asked(field)
+        field.state = dataclasses.replace(STATE, problem="prefill-2 can't start: no memory")
+        (row,) = await field.scale.rows()
+        await field.scale.ask(row, Wish(prefill=1, decode=1))
+        code = await command
+
+    assert code == 1
+    assert "prefill-2 can't start: no memory" in capsys.readouterr().err
+
+
+async def test_the_wait_has_a_limit(private_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        code = await field.run("scale", "prefill=2", "--wait-limit-s", "0.3")
+
+    assert code == 1
+    assert "not reached within 0.3 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prefill=x"], "'prefill=x': give prefill=NUMBER"),
+        (["gateway=2"], "'gateway=2': give prefill=NUMBER"),
+        (["prefill=1000"], "from 0 to 256 processes"),
+        (["prefill=2", "--host", "other"], f"no such `pdq up`; give --host with the start of one of {ROW}"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        code = await field.run("scale", *words)
+
+        assert field.wish == Wish(prefill=1, decode=1)
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+async def test_where_no_pdq_up_runs_it_says_what_to_do(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis) as field:
+        shown, asked_for = await field.run("scale"), await field.run("scale", "prefill=2")
+
+    assert (shown, asked_for) == (0, 2)
+    printed = capsys.readouterr()
+    assert "ended with `pdq drain WORKER_ID`" in printed.out
+    assert "start workers by hand" in printed.err
+
+
+async def test_without_numbers_it_shows_what_runs(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        code = await field.run("scale")
+
+    assert code == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{ROW}: prefill=1 decode=1; prefill 1 of 1 ready, decode 1 of 1 ready"
+    ]
+
+
+async def test_drain_by_the_start_of_an_id_waits_until_the_worker_is_gone(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, state=STATE, records=[worker(P), worker(D)]) as field:
+        code = await field.run("drain", "pre")
+
+        assert field.drained == [P]
+        assert field.wish == Wish(prefill=0, decode=1)
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert f"{P}: asked to drain; its `pdq up` wants one prefill worker less now" in printed
+    assert printed.splitlines()[-1].endswith("gone")
+
+
+async def test_a_worker_that_was_started_by_hand_is_drained_too(private_redis: RedisServer) -> None:
+    far = worker("decode-far-9-ee")
+    async with field_of(private_redis, state=STATE, records=[worker(D), far]) as field:
+        assert await field.run("drain", far.worker_id) == 0
+        assert field.drained == [far.worker_id]
+        assert field.wish == Wish(prefill=1, decode=1)
+
+
+async def test_a_gateway_may_be_drained_and_changes_no_wish(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = dataclasses.replace(STATE, pids="41,42,43")
+    async with field_of(private_redis, state=state, records=[worker(G)]) as field:
+        assert await field.run("drain", "gateway") == 0
+        assert field.wish == Wish(prefill=1, decode=1)
+    assert "starts a gateway again" in capsys.readouterr().out
+
+
+async def test_a_worker_that_takes_its_time_is_reported(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, beats=False, records=[worker(P, running=2, parked=1)]) as field:
+        code = await field.run("drain", P, "--wait-limit-s", "0.3")
+
+    assert code == 1
+    printed = capsys.readouterr()
+    assert "ready: running 2, waiting 0, parked 1" in printed.out
+    assert f"{P} is still there after 0.3 s" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], f"give a WORKER_ID; there are: {D}, {P}"),
+        (["nobody"], f"no worker begins with 'nobody'; there are: {D}, {P}"),
+    ],
+)
+async def test_drain_says_which_workers_there_are(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    async with field_of(private_redis, records=[worker(P), worker(D)]) as field:
+        code = await field.run("drain", *words)
+
+        assert field.drained == []
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+async def test_an_ambiguous_start_drains_nobody(private_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    other = worker("prefill-box-44-dd")
+    async with field_of(private_redis, records=[worker(P), other]) as field:
+        code = await field.run("drain", "prefill")
+
+        assert field.drained == []
+    assert code == 2
+    assert "2 workers begin with 'prefill'" in capsys.readouterr().err
