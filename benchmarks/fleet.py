@@ -19,7 +19,7 @@ from pdq.cli.children import BackOff, Child, stop_all
 from pdq.cli.gateway_client import is_ready
 from pdq.cli.redis_server import free_port, server_command, wait_until_serving
 
-_START_LIMIT_S = 30.0
+_START_LIMIT_S = 120.0
 _STOP_S = 20.0
 CHUNK_TOKENS = 2048
 _BLOCK_TOKENS = 256
@@ -59,6 +59,7 @@ class Arm:
     name: str
     policy: str = ""
     gateway_flags: tuple[str, ...] = ()
+    worker_flags: tuple[str, ...] = ()
 
 
 _IN_ORDER: Final = ("--due-factor=0",)
@@ -68,6 +69,7 @@ ARMS = {
     for arm in (
         Arm(name="pdq"),
         Arm(name="pdq factor 1", gateway_flags=("--due-factor=1",)),
+        Arm(name="pdq ahead", worker_flags=("--take-ahead-s=1000",)),
         Arm(name="pdq fifo", gateway_flags=_IN_ORDER),
         Arm(name="round robin", policy="round_robin", gateway_flags=_IN_ORDER),
         Arm(name="two choices", policy="two_choices", gateway_flags=_IN_ORDER),
@@ -131,7 +133,7 @@ def _commands(arm: Arm, speeds: Sequence[PrefillTime], common: list[str], http_p
     }
     for number, speed in enumerate(speeds):
         worker = ["benchmarks.pushed_worker", str(number)] if arm.policy else ["prefill_worker"]
-        commands[f"prefill-{number}"] = [*python, *worker, *common, *sizes, *speed.flags()]
+        commands[f"prefill-{number}"] = [*python, *worker, *common, *sizes, *speed.flags(), *arm.worker_flags]
     return commands
 
 

@@ -1,14 +1,15 @@
 """Late binding (pdq's queue) beside dispatchers that choose a prefill worker at arrival, over the same processes.
 
     python -m benchmarks.push_dispatch speeds [--rounds 3]
-    python -m benchmarks.push_dispatch replay TRACE.jsonl.gz [--arrivals trace|poisson] [--speed-up 2]
+    python -m benchmarks.push_dispatch replay TRACE.jsonl.gz [--arrivals trace|poisson] [--speed-up 1.25]
 
 speeds: two prefill workers, one 5 times slower; 48 prompts of 256 to 2048 tokens, 8 at a time.
 replay: 2,000 requests of a trace, lengths and order as they are, time scaled to the wanted load of 4 equal workers.
 
 Equal in all arms: client, HTTP, gateway, Redis, prefill and decode workers, sim engines and their time formula, KV
 hand-over, one output token. Different: a pushing gateway fills one first-come-first-served queue per worker
-(`pushing_gateway.py`), pdq fills one for all, in its own order. Prompts share no prefix. TTFT: from the planned arrival
+(`pushing_gateway.py`), pdq fills one for all, in its own order. Prompts share no prefix. The arms
+run at the same time, so that whatever else the machine does meets all of them alike. TTFT: from the planned arrival
 to the first streamed text, at the client.
 """
 
@@ -63,9 +64,13 @@ def ttft_s(response: Response) -> float:
 
 
 async def warm_up(port: int) -> None:
-    """Every worker's links and transfers."""
+    """Every worker's links and transfers, and what its prefills take."""
     _, responses = await run_load(
-        "127.0.0.1", port, concurrency=8, requests=24, make_request=lambda n: request(90_000_000 + n, 300)
+        "127.0.0.1",
+        port,
+        concurrency=8,
+        requests=24,
+        make_request=lambda n: request(90_000_000 + n, 256 + n * 997 % 1793),
     )
     for response in responses:
         ttft_s(response)
@@ -102,18 +107,23 @@ async def replay(port: int, plan: Plan) -> tuple[float, list[float]]:
     return time.perf_counter() - started_at, times
 
 
-async def run_arm(arm: Arm, speeds: list[PrefillTime], mode: str, work: Plan | list[int]) -> Outcome:
+async def run_arm(
+    arm: Arm, speeds: list[PrefillTime], mode: str, work: Plan | list[int], together: asyncio.Barrier
+) -> Outcome:
     async with fleet.running(arm, speeds, mode=mode) as running:
         await warm_up(running.port)
-        psutil.cpu_percent()
-        cpu_s = running.cpu_s()
+        await together.wait()
+        idle_s, cpu_s = psutil.cpu_times().idle, running.cpu_s()
         if isinstance(work, Plan):
             makespan_s, times = await replay(running.port, work)
         else:
             makespan_s, times = await closed(running.port, work, concurrency=8)
-        cpu_s = running.cpu_s() - cpu_s
-        share = cpu_s / makespan_s / (psutil.cpu_count() or 1)
-        return Outcome(makespan_s, sorted(times), share, psutil.cpu_percent() / 100)
+        available_s = makespan_s * (psutil.cpu_count() or 1)
+        own_share = (running.cpu_s() - cpu_s) / available_s
+        busy_share = 1 - (psutil.cpu_times().idle - idle_s) / available_s
+        outcome = Outcome(makespan_s, sorted(times), own_share, busy_share)
+        await together.wait()
+        return outcome
 
 
 def report(outcomes: dict[str, list[Outcome]]) -> None:
@@ -148,12 +158,14 @@ async def main() -> None:
     parser.add_argument("what", choices=("speeds", "replay"))
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--arms", default="", help=f"comma separated; of: {', '.join(ARMS)}")
+    parser.add_argument("--lengths", default="256-2048", help="speeds: of the prompts")
+    parser.add_argument("--apart", action="store_true", help="one arm after the other")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--mode", default="pull", choices=("pull", "push"))
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--skip", type=int, default=0, help="rows of the trace")
     parser.add_argument("--load", type=float, default=0.85)
-    parser.add_argument("--speed-up", type=float, default=2.0, help="of arrivals and of the device")
+    parser.add_argument("--speed-up", type=float, default=1.25, help="of arrivals and of the device")
     parser.add_argument("--arrivals", default="trace", choices=("trace", "poisson"))
     options = parser.parse_args()
     if options.what == "speeds":
@@ -169,11 +181,17 @@ async def main() -> None:
         work: Plan | list[int]
         if options.what == "speeds":
             rng = random.Random(number)
-            work = [rng.randint(256, 2048) for _ in range(48)]
+            shortest, longest = map(int, options.lengths.split("-"))
+            work = [rng.randint(shortest, longest) for _ in range(48)]
         else:
             work = plan_of(options.trace, options, speeds, seed=number)
+        groups = [[name] for name in outcomes] if options.apart else [list(outcomes)]
+        for group in groups:
+            together = asyncio.Barrier(len(group))
+            runs = (run_arm(ARMS[name], speeds, options.mode, work, together) for name in group)
+            for name, outcome in zip(group, await asyncio.gather(*runs), strict=True):
+                outcomes[name].append(outcome)
         for name, done in outcomes.items():
-            done.append(await run_arm(ARMS[name], speeds, options.mode, work))
             last = done[-1]
             print(
                 f"round {number + 1} {name}: makespan {last.makespan_s:.2f} s, TTFT p50 {last.at(0.5):.3f} p90 "

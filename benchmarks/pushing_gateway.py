@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 
 import gateway.main as gateway_main
-from broker.base import PrefillJob
+from broker.base import PrefillJob, QueueDepth
 from broker.delivery import QueueSettings
 from broker.links import NoticeInbox, NoticeReply
 from broker.messages import Admit, Notice
@@ -87,6 +87,9 @@ class PushQueue:
             if mine := tuple(request for request in requests if self._fifo_of.get(request[0]) == number):
                 gone += await fifo.missing(mine)
         return tuple(gone)
+
+    async def depth(self) -> QueueDepth:
+        return await self._fifos[0].depth()  # for its metrics only, which nobody reads here
 
     async def close(self) -> None:
         for fifo in self._fifos:

@@ -30,8 +30,8 @@ def take_limits(
 
     An empty worker takes one job of any size, so that a prompt larger than its pool is refused aloud instead of
     standing at the queue's head for ever. An idle engine takes one job up to the pool's room; a busy one fills up
-    to `take_tokens`, by so many jobs that a partly filled last block of each still fits. A slow one (`time`) doesn't:
-    what it would only begin after `take_ahead_s` is better left to whoever is free first.
+    to `take_tokens`, by so many jobs that a partly filled last block of each still fits. A slow one (`time`) doesn't,
+    and one that doesn't know itself yet: what it begins after `take_ahead_s` is better left to whoever is free first.
     """
     if held_jobs.num_parked >= settings.park_limit:
         return (0, 0)
@@ -41,9 +41,9 @@ def take_limits(
     if computing == 0:
         return (ledger.free_tokens, 1) if ledger.free_tokens else (0, 0)
     num_jobs = max(1, min(_MAX_JOBS, ledger.free_blocks // 2))
-    most = settings.take_tokens
-    if time is not None:
-        most = int(min(most, time.tokens_within(settings.take_ahead_s * 1000)))
+    if time is None:
+        return (0, 0)
+    most = int(min(settings.take_tokens, time.tokens_within(settings.take_ahead_s * 1000)))
     tokens = min(ledger.tokens_for(num_jobs), most - computing)
     return (tokens, num_jobs) if tokens > 0 else (0, 0)
 

@@ -14,6 +14,8 @@ from prefill_worker.held import HeldJob, HeldJobs, Phase
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import take_limits
 
+FAST = PrefillTime(fixed_ms=0, token_ms=0.001, square_ms=0)
+
 
 async def held_job(request_id: str, num_tokens: int, phase: Phase = Phase.COMPUTING) -> HeldJob:
     job = PrefillJob(
@@ -52,8 +54,8 @@ async def test_a_busy_worker_fills_up_to_take_tokens_and_to_its_pool() -> None:
     held_jobs.add(await held_job("a", 1500))
     ledger.promise("a", 1500)
 
-    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=2048))[0] == 548
-    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=1500)) == (0, 0)
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=2048), FAST)[0] == 548
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(take_tokens=1500), FAST) == (0, 0)
 
 
 async def test_a_slow_worker_takes_only_what_it_begins_soon() -> None:
@@ -69,6 +71,7 @@ async def test_a_slow_worker_takes_only_what_it_begins_soon() -> None:
     assert limit(0.01) == 548
     assert limit(0.05) == 100
     assert limit(1.0) == 0
+    assert take_limits(held_jobs, ledger, settings) == (0, 0)
 
 
 async def test_nothing_is_taken_at_the_park_limit() -> None:
