@@ -6,8 +6,17 @@ import json
 
 import pytest
 
-from connector.params import ParamsError, PullConsumer, PullProducer, params_from_ticket, params_of, parse
-from pdq.wire.types import KvTicket, Pair, pack_ids
+from connector.params import (
+    ParamsError,
+    PullConsumer,
+    PullProducer,
+    PushConsumer,
+    PushProducer,
+    params_from_ticket,
+    params_of,
+    parse,
+)
+from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids
 
 TICKET = KvTicket(
     transfer_id="r1",
@@ -21,10 +30,18 @@ TICKET = KvTicket(
     num_tokens=33,
     block_ids=pack_ids([5, 6, 9]),
 )
+PAIR = Pair(gen=1, attempt=0)
+SOURCE = KvSource(engine_id="p", epoch="p-1", host="10.0.0.1", port=7000, tp_size=1, block_size=16)
 
 
 @pytest.mark.parametrize(
-    "value", [PullProducer(transfer_id="r1", pair=Pair(gen=1, attempt=0)), PullConsumer(ticket=TICKET)]
+    "value",
+    [
+        PullProducer(transfer_id="r1", pair=PAIR),
+        PullConsumer(ticket=TICKET),
+        PushProducer(transfer_id="r1", pair=PAIR),
+        PushConsumer(transfer_id="r1", pair=PAIR, source=SOURCE),
+    ],
 )
 def test_values_survive_the_dict_and_json(value):
     assert parse(json.loads(json.dumps(params_of(value)))) == value
