@@ -70,7 +70,7 @@ def _print_list(letters: Sequence[DeadLetter]) -> None:
         console.print("no dead letters")
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("request", overflow="fold")
+    table.add_column("request", no_wrap=True)  # to be copied
     for name in ("reason", "error"):
         table.add_column(name, overflow="fold")
     for name in ("gen.attempt", "tokens", "age"):

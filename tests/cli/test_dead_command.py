@@ -22,6 +22,18 @@ async def test_list_shows_the_newest_first(private_redis: RedisServer, capsys: p
     assert r1[1:-2] == ["max_attempts", "engine", "crashed", "1.1", "125"]
 
 
+async def test_a_listed_id_can_be_copied_from_a_narrow_terminal(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "743698c366434a6fb8f386f308272722"
+    async with field_of(private_redis) as field:
+        await field.bury(name, failure="the engine is gone, and a lot more that somebody wants to say about it")
+        await field.run("dead")
+
+    assert name in capsys.readouterr().out
+
+
 async def test_show_prints_every_field_and_of_the_payload_only_numbers(
     private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,9 +170,8 @@ async def test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothin
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    async with running(
-        tmp_path, private_redis, environ={**ENVIRON, "TMPDIR": str(temporary)}, timeout_s=120
-    ) as pipeline:
+    environ = {**ENVIRON, "TMPDIR": str(temporary)}
+    async with running(tmp_path, private_redis, environ=environ, log_level="warning", timeout_s=120) as pipeline:
         ledger = Ledger(pipeline.client)
         await ledger.ask("warm up")
         before = traces(pipeline, tmp_path)
