@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from connector.asks import Asks
 from connector.layout import KvRegion, LayoutError, check_fit
 from connector.side_channel import Hello, Meta, Reject, Request
+from connector.tp_plan import check_shares
 
 _MAX_PEERS = 4096
 """Peers remembered; each restart of a P makes a new one."""
@@ -61,6 +62,10 @@ class Greetings:
             return peer
         try:
             check_fit(self._regions, answer.regions)
+            check_shares(
+                (self._hello.rank, self._hello.tp_size, self._hello.num_kv_heads, self._regions),
+                (answer.rank, answer.tp_size, answer.num_kv_heads, answer.regions),
+            )
         except LayoutError as exc:
             self._refusals[peer] = str(exc)
         else:

@@ -97,6 +97,7 @@ class IoThread:
             lease_s=settings.kv_lease_s,
             hold_s=settings.kv_hold_s,
             transport_at=lambda: (transport.address, transport.generation),
+            num_kv_heads=hello.num_kv_heads,
         )
         self._thread = threading.Thread(target=self._run, name=f"kv-io-{hello.rank}", daemon=True)
 

@@ -132,25 +132,6 @@ def check_fit(local: Sequence[KvRegion], remote: Sequence[KvRegion]) -> None:
             )
 
 
-def sources_of(rank: int, tp_size: int, peer_tp_size: int) -> tuple[int, ...]:
-    """The P ranks that D's rank reads from. Raises LayoutError for a shape that isn't supported."""
-    _check_shape(peer_tp_size, tp_size)
-    share = peer_tp_size // tp_size
-    return tuple(range(rank * share, (rank + 1) * share))
-
-
-def consumers_of(rank: int, tp_size: int, peer_tp_size: int) -> frozenset[int]:
-    """The D ranks that read from P's rank: all of them must be done before its blocks are free."""
-    _check_shape(tp_size, peer_tp_size)
-    return frozenset({rank // (tp_size // peer_tp_size)})
-
-
-def _check_shape(prefill_tp: int, decode_tp: int) -> None:
-    if prefill_tp != decode_tp:
-        # Head slices are laid out below; which ranks register which heads is not wired up yet.
-        raise LayoutError(f"prefill has TP {prefill_tp}, decode TP {decode_tp}: they must be equal for now")
-
-
 def plan_runs(
     local: Sequence[KvRegion], remote: Sequence[KvRegion], local_blocks: Sequence[int], remote_blocks: Sequence[int]
 ) -> Runs:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from connector.greetings import Peer
 from connector.layout import Runs
-from connector.side_channel import Claim, Done, Hello, Renew, Request, Verify
+from connector.side_channel import Claim, Done, Hello, Renew, Request, Verify, endpoint_of
 from connector.step import Load
 from connector.transfers import LegState, Outcome, TransferKey
-from pdq.wire.types import TransferStats
+from pdq.wire.types import KvTicket, TransferStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,14 @@ class Running:
     deadline: float
     renew_at: float
     legs: list[Leg] = field(default_factory=list)
+    spares: list[Peer] = field(default_factory=list)
+    """P's ranks whose blocks are kept for this load, but not read: another rank has the same heads."""
     outcome: Outcome | None = None
     reason: str = ""
+
+
+def peer_of(ticket: KvTicket, rank: int) -> Peer:
+    return Peer(endpoint=endpoint_of(ticket.host, ticket.port + rank), epoch=ticket.epoch)
 
 
 def claim_of(leg: Leg, hello: Hello) -> Claim:
@@ -85,9 +91,9 @@ def claim_of(leg: Leg, hello: Hello) -> Claim:
     )
 
 
-def renew_of(leg: Leg, hello: Hello) -> Renew:
-    key = leg.running.key
-    return Renew(epoch=leg.peer.epoch, transfer_id=key.transfer_id, pair=key.pair, consumer=hello.consumer)
+def renew_of(running: Running, peer: Peer, hello: Hello) -> Renew:
+    key = running.key
+    return Renew(epoch=peer.epoch, transfer_id=key.transfer_id, pair=key.pair, consumer=hello.consumer)
 
 
 def verify_of(leg: Leg, hello: Hello) -> Verify:
@@ -104,15 +110,15 @@ def verify_of(leg: Leg, hello: Hello) -> Verify:
     )
 
 
-def done_of(leg: Leg, hello: Hello, outcome: Outcome) -> Done:
-    key = leg.running.key
+def done_of(running: Running, peer: Peer, hello: Hello, outcome: Outcome) -> Done:
+    key = running.key
     return Done(
-        epoch=leg.peer.epoch,
+        epoch=peer.epoch,
         transfer_id=key.transfer_id,
         pair=key.pair,
         consumer=hello.consumer,
         rank=hello.rank,
         tp_size=hello.tp_size,
         outcome=outcome,
-        reason=leg.running.reason,
+        reason=running.reason,
     )

@@ -1,6 +1,7 @@
 """D's side of all transfers of one rank: from `start` to one report per load, whatever P does. Pure.
 
-A load has one leg per P rank that this rank reads from. It is reported when no leg can write its blocks any more:
+A load has one leg per P rank that this rank reads from (`tp_plan`); other P ranks with the same heads are spares: kept
+while it runs, told how it ended. It is reported when no leg can write its blocks any more:
 loaded when all legs were verified, else failed or cancelled. The first cause wins and stops the other legs.
 What is to be done comes out of `take_actions`; what came of it goes into the methods.
 """
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 from connector.asks import Asks
 from connector.greetings import Greetings, Peer
-from connector.layout import KvRegion, LayoutError, plan_runs, sources_of
+from connector.layout import KvRegion, LayoutError, plan_runs
 from connector.legs import (
     Action,
     Leg,
@@ -23,13 +24,15 @@ from connector.legs import (
     StopRead,
     claim_of,
     done_of,
+    peer_of,
     renew_of,
     verify_of,
 )
 from connector.presence import Presence
 from connector.settings import ConnectorSettings
-from connector.side_channel import Abort, Answer, Claimed, DoneAck, Gone, Hello, Meta, Reject, Verified, endpoint_of
+from connector.side_channel import Abort, Answer, Claimed, DoneAck, Gone, Hello, Meta, Reject, Renewed, Verified
 from connector.step import Load
+from connector.tp_plan import Servers, servers_of
 from connector.transfers import LEG_TABLE, LegEvent, LegState, Outcome, TransferKey, next_state
 from pdq.wire.types import TransferStats, unpack_ids
 
@@ -71,13 +74,14 @@ class Loads:
             renew_at=now + self._settings.kv_lease_s / 3,
         )
         self._running[load.engine_request_id] = running
+        hello, servers = self._hello, Servers(sources=())
         try:
-            ranks = sources_of(self._hello.rank, self._hello.tp_size, ticket.tp_size)
+            servers = servers_of(hello.rank, hello.tp_size, ticket.tp_size, hello.num_kv_heads, ticket.transfer_id)
         except LayoutError as exc:
-            ranks = ()
             self._decide(running, Outcome.FAILED, str(exc))
-        for rank in ranks:
-            peer = Peer(endpoint=endpoint_of(ticket.host, ticket.port + rank), epoch=ticket.epoch)
+        running.spares = [peer_of(ticket, rank) for rank in servers.spares]
+        for rank in servers.sources:
+            peer = peer_of(ticket, rank)
             leg = Leg(leg_id=next(self._ids), running=running, peer=peer)
             running.legs.append(leg)
             self._legs[leg.leg_id] = leg
@@ -112,7 +116,7 @@ class Loads:
             address = answer.transport_address if isinstance(answer, Claimed | Verified) else ""
             self._presence.heard(leg.peer, now, address)
         if leg is None:
-            self.num_ignored += not isinstance(answer, Gone)
+            self.num_ignored += not isinstance(answer, Gone | Renewed)
         elif isinstance(answer, Gone | Abort):
             leg.is_gone = True
             self._refuse(leg, f"P says gone: {answer.reason}", now)
@@ -162,8 +166,7 @@ class Loads:
                 self._finish_if_ended(running, now)
             elif running.outcome is None and running.renew_at <= now:
                 running.renew_at = now + self._settings.kv_lease_s / 3
-                for leg in running.legs:
-                    self._renew(leg)
+                self._renew(running)
         greetings, silent_peers = self._greetings.due(now)
         asks, silent_legs = self._asks.due(now)
         dones, _ = self._dones.due(now)  # not acknowledged: P's lease ends the pin
@@ -226,9 +229,10 @@ class Loads:
         self._fire(leg, LegEvent.GRANTED, now)
         self._actions.append(StartRead(leg_id=leg.leg_id, address=address, runs=runs))
 
-    def _renew(self, leg: Leg) -> None:
-        if leg.state in (LegState.GREETING, LegState.CLAIMING, LegState.READING, LegState.VERIFYING):
-            self._actions.append(Send(endpoint=leg.peer.endpoint, message=renew_of(leg, self._hello)))
+    def _renew(self, running: Running) -> None:
+        kept = (LegState.GREETING, LegState.CLAIMING, LegState.READING, LegState.VERIFYING)
+        for peer in (*(leg.peer for leg in running.legs if leg.state in kept), *running.spares):
+            self._actions.append(Send(endpoint=peer.endpoint, message=renew_of(running, peer, self._hello)))
 
     def _refuse(self, leg: Leg, reason: str, now: float) -> None:
         if leg.state in (LegState.DRAINING, LegState.FENCING, LegState.ENDED):
@@ -264,12 +268,15 @@ class Loads:
             return
         outcome = running.outcome or Outcome.OK
         del self._running[running.load.engine_request_id]
+        to_tell = running.spares
         for leg in running.legs:
             del self._legs[leg.leg_id]
             del self._leg_of[leg.peer.endpoint, running.key]
             if not leg.is_gone and not leg.is_done_told:
-                done = done_of(leg, self._hello, outcome)
-                self._dones.put((leg.peer.endpoint, running.key), leg.peer.endpoint, done, now)
+                to_tell.append(leg.peer)
+        for peer in to_tell:
+            done = done_of(running, peer, self._hello, outcome)
+            self._dones.put((peer.endpoint, running.key), peer.endpoint, done, now)
         stats = TransferStats(
             num_bytes=sum(leg.num_bytes for leg in running.legs),
             num_descriptors=sum(leg.num_descriptors for leg in running.legs),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from connector.layout import KvRegion, LayoutError, consumers_of
+from connector.layout import KvRegion, LayoutError
 from connector.pins import Freed, Pins
 from connector.side_channel import (
     Abort,
@@ -28,6 +28,7 @@ from connector.side_channel import (
     Verify,
 )
 from connector.step import StepMeta
+from connector.tp_plan import consumer_of
 from connector.transfers import IllegalTransition, Outcome, TransferKey
 from pdq.wire.fingerprints import differing
 
@@ -50,14 +51,16 @@ class Producer:
         lease_s: float,
         hold_s: float,
         transport_at: Callable[[], tuple[str, int]],
+        num_kv_heads: int = 0,
     ) -> None:
-        """`transport_at`: address and generation of this rank's transport now."""
+        """`transport_at`: address and generation of this rank's transport now. `num_kv_heads`: see Hello."""
         self._epoch = epoch
         self._rank = rank
         self._tp_size = tp_size
         self._fingerprint = fingerprint
         self._regions = regions
         self._lease_s = lease_s
+        self._num_kv_heads = num_kv_heads
         self._transport_at = transport_at
         self._pins = Pins(lease_s=lease_s, hold_s=hold_s)
         self._parked: dict[TransferKey, dict[tuple[str, int], tuple[Claim | Verify, ReplyTo]]] = {}
@@ -128,7 +131,7 @@ class Producer:
     def _greet(self, hello: Hello) -> Meta | Reject:
         if hello.epoch != self._epoch:
             return Reject(epoch=hello.epoch, reason=f"P was restarted: epoch {self._epoch}, not {hello.epoch}")
-        differences = differing(self._fingerprint, hello.fingerprint)
+        differences = differing(self._fingerprint, hello.fingerprint, ignored=("tp",))
         if differences:
             log.error("kv_peer_refused", peer=hello.consumer, differences=differences)
             return Reject(epoch=hello.epoch, reason=f"fingerprints differ (here is P, the peer is D): {differences}")
@@ -138,11 +141,12 @@ class Producer:
             tp_size=self._tp_size,
             regions=self._regions,
             transport_address=self._transport_at()[0],
+            num_kv_heads=self._num_kv_heads,
         )
 
     def _claim(self, claim: Claim, reply: ReplyTo, now: float) -> None:
         try:
-            consumers_of(self._rank, self._tp_size, claim.tp_size)
+            self._readers_of(claim.tp_size)
         except LayoutError as exc:
             reply(_gone(claim, str(exc)))
             return
@@ -167,7 +171,7 @@ class Producer:
 
     def _verify(self, verify: Verify, reply: ReplyTo, now: float) -> None:
         try:
-            expected = consumers_of(self._rank, self._tp_size, verify.tp_size)
+            expected = self._readers_of(verify.tp_size)
         except LayoutError as exc:
             reply(_gone(verify, str(exc)))
             return
@@ -182,6 +186,10 @@ class Producer:
         address, _ = self._transport_at()
         reply(Verified(epoch=self._epoch, transfer_id=verify.transfer_id, pair=verify.pair, transport_address=address))
 
+    def _readers_of(self, decode_tp: int) -> frozenset[int]:
+        """The ranks of D that must be done before blocks are free. Raises LayoutError."""
+        return frozenset({consumer_of(self._rank, self._tp_size, decode_tp)})
+
     def _must_wait(self, message: Claim | Verify, reply: ReplyTo, now: float) -> bool:
         """True: kept, to be answered when the prefill has ended."""
         if not self._pins.is_expected(message.key):
@@ -192,7 +200,7 @@ class Producer:
 
     def _done(self, done: Done, now: float) -> None:
         try:
-            expected = consumers_of(self._rank, self._tp_size, done.tp_size)
+            expected = self._readers_of(done.tp_size)
         except LayoutError:
             expected = frozenset({done.rank if done.rank is not None else 0})
         ranks = expected if done.rank is None else frozenset({done.rank})

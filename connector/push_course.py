@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 from connector.asks import Asks
 from connector.greetings import Greetings, Peer
-from connector.layout import KvRegion, LayoutError, consumers_of, plan_runs
+from connector.layout import KvRegion, LayoutError, plan_runs
 from connector.push_legs import Outgoing, PushAction, PushReport, StartWrite, StopWrites, open_of, verdict_of
 from connector.push_states import PushEvent, PushState
 from connector.settings import ConnectorSettings
 from connector.side_channel import Cancelled, Hello, Opened, RecvReady, endpoint_of
+from connector.tp_plan import consumer_of, servers_of
 from connector.transfers import Outcome, TransferKey
 from pdq.wire.types import unpack_ids
 
@@ -42,14 +43,15 @@ class PushCourse:
 
     def ready(self, push: Outgoing, ready: RecvReady, now: float) -> None:
         push.ready, push.ready_at = ready, now
-        push.target_ids = unpack_ids(ready.block_ids)
         push.fire(PushEvent.READY)
+        hello, rank, misfit = self._hello, 0, ""
         try:
-            (rank,) = consumers_of(self._hello.rank, self._hello.tp_size, ready.tp_size)
+            rank = consumer_of(hello.rank, hello.tp_size, ready.tp_size)
+            servers = servers_of(rank, ready.tp_size, hello.tp_size, hello.num_kv_heads, ready.transfer_id)
+            push.is_spare = hello.rank in servers.spares
         except LayoutError as exc:
-            rank, misfit = 0, str(exc)
-        else:
-            misfit = ""
+            misfit = str(exc)
+        push.target_ids = [] if push.is_spare else unpack_ids(ready.block_ids)
         push.peer = Peer(endpoint=endpoint_of(ready.host, ready.port + rank), epoch=ready.consumer)
         if misfit:
             self.stop(push, Outcome.FAILED, misfit, now)

@@ -74,6 +74,9 @@ class Outgoing:
     ready: RecvReady | None = None
     ready_at: float = 0.0
     target_ids: list[int] = field(default_factory=list)
+    """D's blocks that this rank writes. Empty: D has all, or a spare writes nothing."""
+    is_spare: bool = False
+    """Another rank has the same heads, and writes them."""
     peer: Peer | None = None
     state: PushState = PushState.AWAITING
     address: str = ""
@@ -189,4 +192,5 @@ def verdict_of(push: Outgoing, hello: Hello) -> PushDone | PushFail:
         num_descriptors=push.num_descriptors,
         seconds=push.seconds,
         hidden_seconds=push.hidden_seconds,
+        is_spare=push.is_spare,
     )

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from connector.asks import Asks
-from connector.layout import LayoutError, sources_of
+from connector.layout import LayoutError
 from connector.legs import Send
 from connector.push_legs import FenceTransport, Incoming, ReceiveAction, ReceiveReport, RecvLeg, ReplyTo
 from connector.push_states import SETTLED, RecvEvent, RecvState
@@ -29,6 +29,7 @@ from connector.side_channel import (
     endpoint_of,
 )
 from connector.step import Receive
+from connector.tp_plan import servers_of
 from connector.transfers import Outcome, TransferKey
 from pdq.wire.types import TransferStats
 
@@ -67,9 +68,10 @@ class Receptions:
         incoming = Incoming(receive=receive, key=key, deadline=now + self._settings.kv_push_wait_s)
         self._incoming[key] = incoming
         self._key_of[receive.engine_request_id] = key
-        source = receive.source
+        source, hello = receive.source, self._hello
         try:
-            ranks = sources_of(self._hello.rank, self._hello.tp_size, source.tp_size)
+            servers = servers_of(hello.rank, hello.tp_size, source.tp_size, hello.num_kv_heads, receive.transfer_id)
+            ranks = servers.sources
         except LayoutError as exc:
             ranks = ()
             self._decide(incoming, Outcome.FAILED, str(exc), now)
@@ -103,6 +105,10 @@ class Receptions:
         if isinstance(message, PushFail):
             self._decide(incoming, Outcome.FAILED, f"P failed: {message.reason}", now, but=leg)
             self._ended(leg, is_drained=message.is_drained)
+        elif message.is_spare:
+            reason = f"rank {message.rank} of P wrote nothing: its number of KV heads must differ"
+            self._decide(incoming, Outcome.FAILED, reason, now, but=leg)
+            self._ended(leg, is_drained=True)
         elif message.num_tokens != incoming.receive.num_tokens:
             reason = f"P wrote {message.num_tokens} tokens, {incoming.receive.num_tokens} were expected"
             self._decide(incoming, Outcome.FAILED, reason, now, but=leg)

@@ -41,7 +41,9 @@ class Hello:
     rank: int
     tp_size: int
     fingerprint: str
-    """Readable `key=value` pairs of all that must be equal on both sides."""
+    """Readable `key=value` pairs of all that must be equal on both sides; `tp` may differ, see `tp_plan`."""
+    num_kv_heads: int = 0
+    """Of the whole model, 1 for MLA; 0: not said, so that TP must be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Meta:
     regions: tuple[KvRegion, ...]
     transport_address: str
     """Where to read from now."""
+    num_kv_heads: int = 0
+    """As in Hello."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +207,8 @@ class PushDone(TransferMessage):
     """Time in transport calls."""
     hidden_seconds: float
     """... of which before the prefill's end."""
+    is_spare: bool = False
+    """This rank wrote nothing, since another one with the same heads does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,16 +38,28 @@ class WorkerHalf:
         transport: Transport,
         fingerprint: str,
         on_progress: Callable[[], None],
+        num_kv_heads: int = 0,
     ) -> None:
         """Binds the side channel on `side_channel_port + rank` (0: any free port, see `port`). Raises OSError.
 
         `on_progress` is called from the IO thread when results wait, so that an idle engine loop wakes.
+        `num_kv_heads`: of the whole model, over all ranks, 1 for MLA. 0: not known, all peers must have the same TP.
+        Raises ValueError when there are more ranks than one and no port, since peers look for rank r at port + r.
         """
+        if tp_size > 1 and not side_channel_port:
+            raise ValueError(f"side_channel_port is 0: with TP {tp_size} it must be given, rank r listens on it + r")
         self._settings = settings
         self._host = host
         self._transport = transport
         self._engine_id = engine_id
-        self._hello = Hello(epoch="", consumer=epoch, rank=rank, tp_size=tp_size, fingerprint=fingerprint)
+        self._hello = Hello(
+            epoch="",
+            consumer=epoch,
+            rank=rank,
+            tp_size=tp_size,
+            fingerprint=fingerprint,
+            num_kv_heads=num_kv_heads,
+        )
         self._on_progress = on_progress
         self._results = Results()
         self._inbox = BlockingInbox(codec(), host=host, port=side_channel_port + rank if side_channel_port else 0)

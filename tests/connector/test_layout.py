@@ -13,9 +13,7 @@ from connector.layout import (
     batches,
     check_fit,
     check_regions,
-    consumers_of,
     plan_runs,
-    sources_of,
     storages,
 )
 
@@ -182,10 +180,3 @@ def test_block_ids_out_of_range_are_refused(local, remote, message):
 def test_a_region_that_contradicts_itself_is_refused(region):
     with pytest.raises(LayoutError):
         check_regions([region])
-
-
-def test_with_equal_tp_each_rank_reads_from_its_own_counterpart():
-    assert [sources_of(rank, 4, 4) for rank in range(4)] == [(0,), (1,), (2,), (3,)]
-    assert [consumers_of(rank, 4, 4) for rank in range(4)] == [{0}, {1}, {2}, {3}]
-    with pytest.raises(LayoutError, match="prefill has TP 4, decode TP 2"):
-        sources_of(0, 2, 4)

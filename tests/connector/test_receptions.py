@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from connector.push_legs import FenceTransport, ReceiveReport
 from connector.receptions import Receptions
-from connector.side_channel import Answer, Hello, Open, Opened, PushFail
+from connector.side_channel import Answer, Hello, Open, Opened, PushAck, PushDone, PushFail
 from connector.step import Receive
 from connector.transfers import Outcome
 from tests.connector.simulated_push import PAIR, SETTINGS, SOURCE
@@ -93,3 +93,29 @@ def test_one_fence_serves_all_whose_calls_it_broke():
 
     assert not d.is_fence_wanted()
     assert [answer.transport_generation for answer in d.answers[-2:] if isinstance(answer, Opened)] == [1, 1]
+
+
+def test_a_source_that_takes_itself_for_a_spare_fails_the_reception():
+    d = Rank()
+    d.receive("a")
+
+    d.core.on_message(
+        PushDone(
+            epoch="d-1",
+            transfer_id="a",
+            pair=PAIR,
+            producer="p-1",
+            rank=0,
+            num_tokens=16,
+            num_bytes=0,
+            num_descriptors=0,
+            seconds=0.0,
+            hidden_seconds=0.0,
+            is_spare=True,
+        ),
+        d.answers.append,
+        0.0,
+    )
+
+    assert isinstance(d.answers[-1], PushAck)
+    assert d.reports() == {"a": Outcome.FAILED}
