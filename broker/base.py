@@ -157,7 +157,7 @@ class WorkerRecord:
     """ZeroMQ inbox, `tcp://host:port`."""
     model: str
     fingerprint: str
-    """Of the KV layout and mode; P and D must be equal. Readable `key=value` pairs, so that a mismatch shows."""
+    """Of the KV layout and mode; P and D must be equal, but for `tp`. Readable `key=value` pairs: a mismatch shows."""
     tp_size: int = 1
     engine_id: str = ""
     epoch: str = ""

@@ -1,13 +1,14 @@
 """Does a worker fit the workers that are there? Asked before it serves (`membership.py`). Pure: records come in.
 
-A prefill and a decode worker fit when their fingerprints are equal: then each may read the other's KV blocks.
+A prefill and a decode worker fit when their fingerprints are equal, but for `tp`: then each may read the other's KV
+blocks. Their tensor-parallel sizes need not be equal, but have to go together (`pdq.wire.tensor_parallel`).
 Who judges a newcomer, first group that isn't empty:
 
 1. the ready workers of the other role: those that it will exchange KV with
 2. the ready workers of its own role: those that serve the same queue
 3. the starting workers of the other role: two that start at once must not miss each other
 
-It fits when it equals at least one of them. A mixed fleet is therefore possible (placement pairs equals only), but a
+It fits when it fits at least one of them. A mixed fleet is therefore possible (only workers that fit are paired), but a
 worker that nobody could exchange KV with never takes a request. So workers with another dtype, block size or revision
 don't replace a running fleet one by one: stop its other role first, or serve them under another model name.
 """
@@ -18,14 +19,28 @@ from collections.abc import Iterable
 from typing import Final
 
 from broker.base import WorkerRecord
-from pdq.wire.fingerprints import differing
+from pdq.wire.fingerprints import differing, number_in
+from pdq.wire.tensor_parallel import shape_misfit
 
 _OTHER_ROLE: Final = {"prefill": "decode", "decode": "prefill"}
 
 
-def fits(one: WorkerRecord, other: WorkerRecord) -> bool:
-    """May they exchange KV?"""
-    return one.fingerprint == other.fingerprint
+def can_exchange(prefill: str, decode: str) -> bool:
+    """May a decode worker of one fingerprint take KV of a prefill worker of the other one?"""
+    return not (differing(prefill, decode, ignored=("tp",)) or _tp_misfit(prefill, decode))
+
+
+def _difference(own: WorkerRecord, other: WorkerRecord) -> str:
+    """What keeps them from working side by side, with both values; empty: nothing. One role may have several sizes."""
+    found = [differing(own.fingerprint, other.fingerprint, other="there", ignored=("tp",))]
+    if own.role != other.role:
+        prefill, decode = (own, other) if own.role == "prefill" else (other, own)
+        found.append(_tp_misfit(prefill.fingerprint, decode.fingerprint) or "")
+    return "; ".join(filter(None, found))
+
+
+def _tp_misfit(prefill: str, decode: str) -> str | None:
+    return shape_misfit(number_in(prefill, "tp", 1), number_in(decode, "tp", 1), number_in(decode, "kv_heads", 0))
 
 
 def judges(own: WorkerRecord, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
@@ -42,12 +57,12 @@ def judges(own: WorkerRecord, workers: Iterable[WorkerRecord]) -> list[WorkerRec
 def misfit(own: WorkerRecord, workers: Iterable[WorkerRecord]) -> str | None:
     """Why `own` must not serve: who is there, and the differing values of both sides. None: it fits."""
     compared = judges(own, workers)
-    if not compared or any(fits(own, worker) for worker in compared):
-        return None
     ids_by_difference: dict[str, list[str]] = {}
     for worker in compared:
-        difference = differing(own.fingerprint, worker.fingerprint, other="there")
+        difference = _difference(own, worker)
         ids_by_difference.setdefault(difference, []).append(worker.worker_id)
+    if not compared or "" in ids_by_difference:
+        return None
     found = [f"{_some(ids)}: {difference}" for difference, ids in ids_by_difference.items()]
     return (
         f"this {own.role} worker fits no {compared[0].role} worker of {own.model!r}, so no KV could be exchanged; "

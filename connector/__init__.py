@@ -4,8 +4,9 @@ A scheduler half sits beside each engine's scheduler, a worker half beside each 
 whoever owns them calls their hooks in vLLM's order. Rules of this folder:
 
 - The pure cores (pull: `transfers`, `pins`, `loads`, `legs`, `presence`, `renewals`; push: `push_states`, `push_legs`,
-  `push_course`, `pushes`, `receptions`, `offers`; both: `layout`, `greetings`, `asks`) know no clock, socket or thread:
-  `now` is an argument, messages and actions are values. The laws stand on top of `transfers` and `push_states`.
+  `push_course`, `pushes`, `receptions`, `offers`; both: `layout`, `tp_plan`, `greetings`, `asks`) know no clock, socket
+  or thread: `now` is an argument, messages and actions are values. The laws stand on top of `transfers` and
+  `push_states`.
 - Hooks never wait for the network, but for `handle_preemptions`: they hand values to a thread. Four threads do the
   waiting: `io_thread` (a worker half's sockets and all cores), `reader` (large and failed reads, fences), `writer`
   (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket and core belongs to one
@@ -48,4 +49,11 @@ The life of one push (P's files: `pushed_prefills`, `pushes` over `push_course`,
  7. D wants it no more (abort, P silent or gone): CANCEL -> CANCELLED once P's call in flight has ended. No answer: D
     fences. Only then its blocks are free. P aborts: the call in flight ends, PUSH_FAIL, `finished_sending`.
  8. P preempts: `handle_preemptions` waits, bounded, for the call in flight; prefill and push start over.
+
+P may have more ranks than D (`tp_plan`). A rank of D then has one leg per rank of P that holds heads which it needs. All
+its legs make one load, or one reception: done when all are, failed with the first. Ranks of P whose heads another one
+delivers already (MLA, fewer heads than ranks) are spares. Pull: D renews their leases like the others', and DONE tells
+them how the load ended, so that a failed one may be tried again. Push: they find out by themselves, write nothing, and
+say so in PUSH_DONE. Each rank of P has one rank of D as consumer and frees for itself; the engine frees a block when
+all its ranks have reported.
 """

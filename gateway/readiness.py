@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from broker.base import WorkerRecord
+from broker.fit import can_exchange
 from broker.membership import RegistryView
 
 
@@ -21,6 +23,10 @@ def reasons_not_ready(view: RegistryView, *, is_open: bool, needs_prefill: bool 
         reasons.append("no_prefill_worker")
     if not decode:
         reasons.append("no_decode_worker")
-    if prefill and decode and not {w.fingerprint for w in prefill} & {w.fingerprint for w in decode}:
+    if prefill and decode and not any(can_exchange(p, d) for p in _kinds(prefill) for d in _kinds(decode)):
         reasons.append("fingerprint_mismatch")
     return reasons
+
+
+def _kinds(workers: list[WorkerRecord]) -> set[str]:
+    return {worker.fingerprint for worker in workers}

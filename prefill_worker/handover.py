@@ -13,6 +13,7 @@ import structlog
 from broker import placement
 from broker.base import WorkerRecord
 from broker.errors import PeerUnavailable
+from broker.fit import can_exchange
 from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Gone, KvReady, Reserve
@@ -125,7 +126,7 @@ class Handover:
     def _fitting(self) -> list[WorkerRecord]:
         """Ready decode workers that can read this worker's KV; told aloud when there are only others."""
         ready = [worker for worker in self._view.of_role("decode") if worker.state == "ready"]
-        fitting = [worker for worker in ready if worker.fingerprint == self._fingerprint]
+        fitting = [worker for worker in ready if can_exchange(self._fingerprint, worker.fingerprint)]
         if ready and not fitting:
             log.warning(
                 "no_decode_worker_fits", own=self._fingerprint, there=ready[0].fingerprint, num_ready=len(ready)

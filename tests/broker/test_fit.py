@@ -8,7 +8,7 @@ import pytest
 
 from broker.base import Registry, WorkerRecord
 from broker.errors import DoesNotFit
-from broker.fit import misfit
+from broker.fit import can_exchange, misfit
 from broker.membership import Membership, RegistryView
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
@@ -69,6 +69,32 @@ def test_ready_workers_of_the_other_role_judge_then_those_of_the_own_then_starti
     others: list[WorkerRecord], is_fitting: bool
 ) -> None:
     assert (misfit(worker("d0", "decode"), others) is None) is is_fitting
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "problem"),
+    [
+        ("tp=2 kv_heads=8", "tp=2 kv_heads=8", ""),
+        ("tp=4 kv_heads=8", "tp=2 kv_heads=8", ""),
+        ("tp=8 kv_heads=2", "tp=4 kv_heads=2", ""),
+        ("tp=4", "tp=1", ""),
+        ("tp=2", "", ""),
+        ("tp=2 kv_heads=8", "tp=4 kv_heads=8", "prefill has TP 2, decode TP 4"),
+        ("tp=6 kv_heads=12", "tp=4 kv_heads=12", "prefill has TP 6, decode TP 4"),
+        ("tp=4 kv_heads=6", "tp=2 kv_heads=6", "6 KV heads neither divide prefill's 4 ranks"),
+        ("tp=4 kv_heads=8", "tp=2 kv_heads=4", "kv_heads: 4 here, 8 there"),
+        ("tp=2 dtype=a", "tp=4 dtype=b", "dtype: b here, a there; prefill has TP 2, decode TP 4"),
+    ],
+)
+def test_sizes_of_both_sides_may_differ_if_they_go_together(prefill: str, decode: str, problem: str) -> None:
+    found = misfit(worker("d1", "decode", decode), [worker("p1", "prefill", prefill)])
+
+    assert can_exchange(prefill, decode) is (found is None) is (problem == "")
+    assert problem in (found or "")
+
+
+def test_workers_of_one_role_may_have_several_sizes() -> None:
+    assert misfit(worker("d1", "decode", "tp=4 kv_heads=8"), [worker("d2", "decode", "tp=1 kv_heads=8")]) is None
 
 
 async def test_a_worker_that_does_not_fit_leaves_nothing_in_the_registry(store: Store) -> None:
