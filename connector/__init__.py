@@ -50,10 +50,10 @@ The life of one push (P's files: `pushed_prefills`, `pushes` over `push_course`,
     fences. Only then its blocks are free. P aborts: the call in flight ends, PUSH_FAIL, `finished_sending`.
  8. P preempts: `handle_preemptions` waits, bounded, for the call in flight; prefill and push start over.
 
-P may have more ranks than D (`tp_plan`). A rank of D then has one leg per rank of P that holds heads which it needs. All
-its legs make one load, or one reception: done when all are, failed with the first. Ranks of P whose heads another one
-delivers already (MLA, fewer heads than ranks) are spares. Pull: D renews their leases like the others', and DONE tells
-them how the load ended, so that a failed one may be tried again. Push: they find out by themselves, write nothing, and
-say so in PUSH_DONE. Each rank of P has one rank of D as consumer and frees for itself; the engine frees a block when
-all its ranks have reported.
+P may have more ranks than D (`tp_plan`). A rank of D then has one leg per rank of P that holds heads which it needs.
+All its legs make one load, or one reception: done when all are, failed with the first. Ranks of P whose heads another
+one delivers already (MLA, fewer heads than ranks) are spares. Pull: D renews their leases like the others', and DONE
+tells them how the load ended, so that a failed one may be tried again. Push: they find out by themselves, write
+nothing, and say so in PUSH_DONE. Each rank of P has one rank of D as consumer and frees for itself; the engine frees a
+block when all its ranks have reported.
 """
