@@ -31,7 +31,9 @@ class ModelSettings:
     model_cache: Path = field(
         default_factory=default_model_cache, metadata={"help": "folder that `pdq model fetch` writes to"}
     )
-    mode: Literal["pull", "push", "local"] = field(default="pull", metadata={"help": "how KV gets from prefill to decode workers"})
+    mode: Literal["pull", "push", "local"] = field(
+        default="pull", metadata={"help": "how KV gets from prefill to decode workers"}
+    )
 
     def __post_init__(self) -> None:
         if any(char in "{}" or char.isspace() for char in self.served_model_name):

@@ -29,7 +29,7 @@ async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_a
         ledger=KvLedger(total_blocks=10, block_size=16),
         settings=PrefillWorkerSettings(),
         is_stalled=lambda: is_stalled,
-            prefill_time=lambda: None,
+        prefill_time=lambda: None,
         on_lease=taken.put_nowait,
         on_dead=on_dead,
     )
