@@ -12,8 +12,10 @@ from connector.memory_transport import MemoryFabric, MemoryTransport
 from connector.mooncake import MooncakeTransport
 from connector.tp_plan import servers_of
 from connector.transport import Transport
+from connector.worker_half import WorkerHalf
 from tests.connector.faulty import FaultyTransport
 from tests.connector.ranks import CELL, LAYERS, Ranks
+from tests.connector.worlds import QUICK
 
 SOURCE, TARGET = [5, 6, 7, 20], [30, 31, 3, 4]
 
@@ -265,3 +267,19 @@ def test_only_the_replica_that_the_transfer_id_chooses_is_read_or_writes(twin: E
         move("late push", p, d, f"r{number}")
         after = [transport.calls.count("write") for transport in p.transports]
         assert [rank for rank in range(2) if after[rank] > before[rank]] == list(sources)
+
+
+def test_ranks_without_a_port_that_peers_can_find_are_refused():
+    with pytest.raises(ValueError, match="side_channel_port is 0: with TP 2 it must be given"):
+        WorkerHalf(
+            QUICK,
+            engine_id="p",
+            epoch="p-1",
+            host="127.0.0.1",
+            side_channel_port=0,
+            rank=0,
+            tp_size=2,
+            transport=MemoryTransport(MemoryFabric()),
+            fingerprint="",
+            on_progress=lambda: None,
+        )
