@@ -2,11 +2,12 @@
 
 ENGINE ?= torch
 MODEL ?= smollm2-135m
+MODE ?= push
 export PYTHON ?= python3
 
 BIN := .venv/bin
 SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
-DEMO_FLAGS = --engine $(ENGINE) $(if $(filter torch,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
+DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
 	$(if $(PORT),--http-port $(PORT))
 
 .PHONY: help demo check test test-long parity format clean install-demo install-dev model
@@ -14,11 +15,11 @@ DEMO_FLAGS = --engine $(ENGINE) $(if $(filter torch,$(ENGINE)),--model $(MODEL))
 
 help:
 	@echo "make demo        one chat question through the whole pipeline on this machine (does all set-up itself)"
-	@echo "                   KEEP=1 leaves it up   ENGINE=sim needs no model and no torch   PORT=8001 another port"
+	@echo "                   KEEP=1 leaves it up   MODE=push|pull|local   ENGINE=sim needs no model and no torch   PORT=8001 another port"
 	@echo "make test        check + all tests"
 	@echo "make check       format, lint, types, import rules, file lengths"
 	@echo "make test-long   soaks, long chaos and full matrices"
-	@echo "make parity      greedy outputs against transformers' generate"
+	@echo "make parity      60 prompts x 32 tokens against transformers' generate, in each mode"
 	@echo "make format      formats and fixes what ruff can fix"
 	@echo "make clean       removes all that make made here (the model cache stays)"
 
@@ -40,7 +41,7 @@ test-long: install-dev model
 	@$(BIN)/pytest -m long --timeout 1800
 
 parity: install-dev model
-	@$(BIN)/python -m benchmarks.parity
+	@$(BIN)/pytest tests/pipeline/test_torch_parity.py -m long
 
 format: install-dev
 	@$(BIN)/ruff format .

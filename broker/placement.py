@@ -4,6 +4,9 @@ A worker qualifies when it is a ready decode worker and has room for the tokens 
 last record. Among those the lowest token load wins. Records are up to a heartbeat old and other processes choose at the
 same time: workers within `placement_tie_tokens` of the best count as equal, and of two random ones among them the less
 loaded is taken, so that not everybody runs to the same worker.
+
+When by the records none has room, the roomiest is asked all the same: only the worker itself knows what has ended
+since then, and who was told Busy is told of Room.
 """
 
 from __future__ import annotations
@@ -49,10 +52,11 @@ def choose(
     rng: random.Random,
     settings: PlacementSettings = DEFAULTS,
 ) -> WorkerRecord | None:
-    """The worker to ask first, or None when none has room. `promised`: tokens by worker id."""
-    fitting = candidates(workers, tokens, promised)
+    """The worker to ask first, or None when there is no ready decode worker. `promised`: tokens by worker id."""
+    ready = [worker for worker in workers if worker.role == "decode" and worker.state == "ready"]
+    fitting = candidates(ready, tokens, promised)
     if not fitting:
-        return None
+        return max(ready, key=lambda worker: free_tokens(worker, promised), default=None)
     best = min(load_tokens(worker, promised) for worker in fitting)
     equal = [worker for worker in fitting if load_tokens(worker, promised) <= best + settings.placement_tie_tokens]
     pair = rng.sample(equal, k=min(2, len(equal)))

@@ -160,6 +160,7 @@ class Answer:
             "ttft_ms": None if first is None else round((first - exchange.received_at) * 1000, 3),
             "kv_bytes": transfer and transfer.num_bytes,
             "kv_descriptors": transfer and transfer.num_descriptors,
+            "kv_hidden_ms": transfer and round(transfer.hidden_seconds * 1000, 3),
             "kv_ms": transfer and round(transfer.seconds * 1000, 3),
             "gen": admit and admit.pair.gen,
             "attempt": admit and admit.pair.attempt,

@@ -19,10 +19,13 @@ from pdq.cli.deployment_settings import DeploymentSettings
 from pdq.cli.gateway_client import ChatFailed, stream_chat
 from pdq.cli.up import deployment_of, run, until_drain
 from pdq.runtime.errors import StartupError
+from pdq.runtime.model import ModelSettings
 from pdq.runtime.settings import load
 from pdq.runtime.signals import Drain
 
 _READ_TIMEOUT_S: Final = 120.0
+_EVERYTHING_TRAVELS: Final = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "0"}
+"""The demo's prompt is short: by default its decode worker would prefill it itself."""
 _TRACE_HEADERS: Final = {"X-Pdq-Trace": "1"}
 
 
@@ -38,7 +41,9 @@ class DemoSettings:
     keep: bool = field(default=False, metadata={"help": "leave everything up afterwards, until Ctrl-C"})
     ready_timeout_s: float = field(default=180.0, metadata={"help": "longest time until everything has started"})
     deployment: DeploymentSettings = field(
-        default_factory=lambda: DeploymentSettings(prefill=2, decode=1, run_dir=Path(".pdq/demo"), fresh=True)
+        default_factory=lambda: DeploymentSettings(
+            prefill=2, decode=1, run_dir=Path(".pdq/demo"), fresh=True, model=ModelSettings(mode="push")
+        )
     )
 
 
@@ -65,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
             settings.deployment,
             DemoSettings,
             loaded.config_path,
+            defaults=_EVERYTHING_TRAVELS,
             on_change=lambda _: status.update(_progress(deployment)),
         )
 

@@ -20,12 +20,12 @@ def report_table(
     completion = usage.get("completion_tokens")
     rows = [
         ("mode", trace.get("mode", "-")),
-        ("prefill worker", trace.get("prefill_worker", "-")),
+        ("prefill worker", trace.get("prefill_worker") or "-"),
         ("decode worker", trace.get("decode_worker", "-")),
         ("prompt tokens", _number(usage.get("prompt_tokens"))),
         ("output tokens", _number(completion) + _rate(completion, first_token_s, seconds)),
         ("queue wait", _ms(trace.get("queue_wait_ms"))),
-        ("prefill", _ms(trace.get("prefill_ms"))),
+        ("prefill", _ms(trace.get("prefill_ms") or None)),
         ("time to first token", _ms(_first_token_ms(trace, first_token_s))),
         ("KV moved", _moved(trace)),
         ("whole request", f"{seconds:.2f} s"),
@@ -75,6 +75,8 @@ def _moved(trace: Mapping[str, Any]) -> str:
     if ms:
         rate = num_bytes / ms / 1e3
         parts.append(f"in {ms:.1f} ms: " + (f"{rate / 1e3:.2f} GB/s" if rate >= 1e3 else f"{rate:.1f} MB/s"))
+    if ms and trace.get("kv_hidden_ms"):
+        parts.append(f"({trace['kv_hidden_ms'] / ms:.0%} of it while the prefill ran)")
     return " ".join(parts)
 
 

@@ -40,11 +40,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def deployment_of(
-    settings: DeploymentSettings, cls: type, config_path: Path | None, *, on_change: Callable[[Child], None]
+    settings: DeploymentSettings,
+    cls: type,
+    config_path: Path | None,
+    *,
+    defaults: Mapping[str, str] | None = None,
+    on_change: Callable[[Child], None],
 ) -> Deployment:
-    """Of these settings, loaded as `cls`; the roles get this process's environment and TOML file."""
+    """Of these settings, loaded as `cls`; the roles get this process's environment and TOML file.
+
+    `defaults`: variables that hold where the environment says nothing else.
+    """
     flags = ("--config", str(config_path)) if config_path else ()
-    return Deployment(settings, environ=role_environment(environment(), cls), role_flags=flags, on_change=on_change)
+    environ = {**(defaults or {}), **role_environment(environment(), cls)}
+    return Deployment(settings, environ=environ, role_flags=flags, on_change=on_change)
 
 
 def role_environment(environ: Mapping[str, str], cls: type) -> dict[str, str]:

@@ -126,7 +126,7 @@ def test_equal_workers_are_all_used() -> None:
     tokens=st.integers(1, 16_000),
     seed=st.integers(0, 1000),
 )
-def test_a_chosen_worker_has_room_and_is_near_the_least_load(
+def test_a_chosen_worker_has_room_and_is_near_the_least_load_or_is_the_roomiest(
     free: list[int], promises: list[int], tokens: int, seed: int
 ) -> None:
     workers = [decode_worker(f"d{number}", free=blocks) for number, blocks in enumerate(free)]
@@ -135,7 +135,9 @@ def test_a_chosen_worker_has_room_and_is_near_the_least_load(
 
     chosen = choose(workers, tokens, promised, random.Random(seed), PlacementSettings(placement_tie_tokens=100))
 
-    assert (chosen is None) == (not fitting)
-    if chosen is not None:
+    assert (chosen is None) == (not workers)
+    if chosen is not None and not fitting:
+        assert free_tokens(chosen, promised) == max(free_tokens(worker, promised) for worker in workers)
+    elif chosen is not None:
         assert chosen in fitting
         assert load_tokens(chosen, promised) <= min(load_tokens(worker, promised) for worker in fitting) + 100

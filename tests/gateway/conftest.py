@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class World:
 async def world(
     settings: GatewaySettings | None = None, *, takes: bool = True, tokenizer: TextTokenizer | None = None
 ) -> AsyncIterator[World]:
-    settings = settings or GatewaySettings(http_port=0)
+    settings = dataclasses.replace(settings or GatewaySettings(http_port=0), local_max_tokens=0)
     queue = ForgetfulQueue(QueueSettings())
     registry = MemoryRegistry(RegistrySettings(registry_ttl_s=60))
     notices = NoticeSettings()

@@ -26,6 +26,7 @@ from broker.messages import (
 from pdq.wire.types import Pair, TokenLogprob, TransferStats, pack_ids, unpack_ids
 
 EOS = 257
+LIMIT_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +80,11 @@ class EchoPipeline:
             if request_id == message.request_id and pair <= message.pair:
                 task.cancel()
         reply(Cancelled(request_id=message.request_id, pair=message.pair))
+
+    async def next_cancel(self) -> Cancel:
+        """Fails instead of waiting for ever."""
+        async with asyncio.timeout(LIMIT_S):
+            return await self.cancels.get()
 
     async def take_forever(self) -> None:
         while True:

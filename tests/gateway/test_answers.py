@@ -88,7 +88,7 @@ async def test_a_stop_string_cuts_the_text_and_stops_the_worker(here, stream):
         text, finish = answer.choices[0].text, answer.choices[0].finish_reason
 
     assert (text, finish) == ("he", "stop")
-    assert (await here.pipeline.cancels.get()).reason == "stop_string"
+    assert (await here.pipeline.next_cancel()).reason == "stop_string"
 
 
 async def test_a_stop_string_as_first_token_leaves_nothing(here):

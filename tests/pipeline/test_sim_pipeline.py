@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import string
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from benchmarks.load_client import http_request, run_load
 from tests.pipeline.harness import Pipeline, eventually, running
+from tests.pipeline.mixed_load import mixed_requests, run_mixed
 from tests.servers import RedisServer
-
-NUM_REQUESTS = 2000
 
 
 @pytest.fixture
@@ -25,38 +22,15 @@ async def pipeline(tmp_path: Path, private_redis: RedisServer) -> AsyncIterator[
         yield running_pipeline
 
 
-def text_of(length: int, rng: random.Random) -> str:
-    return "".join(rng.choices(string.ascii_letters + " ", k=length))
-
-
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["pull", "push", "local"])
 async def test_two_thousand_mixed_requests_are_all_answered_right_and_leave_nothing(
-    tmp_path: Path, private_redis: RedisServer
+    tmp_path: Path, private_redis: RedisServer, mode: Literal["pull", "push", "local"]
 ) -> None:
-    rng = random.Random(7)
-    lengths = [rng.choice((1, 15, 16, 17, 100, 300, 1500)) for _ in range(NUM_REQUESTS)]
-    shared = text_of(200, rng)
-    prompts = [
-        shared[: length // 2] + text_of(length - length // 2, rng) if length > 20 else text_of(length, rng)
-        for length in lengths
-    ]
-    limits = [rng.choice((1, 2, 8, 40)) for _ in prompts]
-    async with running(tmp_path, private_redis, prefill=3, decode=2, log_level="warning") as pipeline:
+    prefill = 0 if mode == "local" else 3
+    async with running(tmp_path, private_redis, mode=mode, prefill=prefill, decode=2, log_level="warning") as pipeline:
+        await run_mixed(pipeline, mixed_requests(2000, seed=7), concurrency=64)
 
-        def request(number: int) -> bytes:
-            body = {"model": "sim", "prompt": prompts[number], "max_tokens": limits[number], "temperature": 0}
-            return http_request("/v1/completions", body)
-
-        _, responses = await run_load(
-            "127.0.0.1", pipeline.port, concurrency=64, requests=NUM_REQUESTS, make_request=request, keep_body=True
-        )
-
-        wrong = []
-        for prompt, limit, response in zip(prompts, limits, responses, strict=True):
-            expected = prompt[:limit]
-            if response.status != 200 or f'"text":"{expected}"' not in response.body.decode().replace('": "', '":"'):
-                wrong.append((len(prompt), limit, response.status, response.error, response.body[:300]))
-        assert not wrong, (len(wrong), wrong[:3])
         await pipeline.quiet()
 
 

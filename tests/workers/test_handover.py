@@ -165,6 +165,14 @@ async def test_a_promise_that_was_not_taken_is_withdrawn() -> None:
     assert result.outcome is Outcome.ACCEPTED
 
 
+async def test_a_worker_that_looks_full_is_asked_all_the_same_for_its_record_may_be_old() -> None:
+    decoder = Decoder("d1", "accept")
+    async with handover_to(decoder) as handover:
+        result = await handover.offer(*prefill("larger than the record's free blocks", tokens=60 * 16))
+
+    assert result.outcome is Outcome.ACCEPTED
+
+
 async def test_kv_that_was_read_is_not_offered_again() -> None:
     """The decode worker read it, and then got no Go."""
     reader = Decoder("d1", "wait")
