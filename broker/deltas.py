@@ -46,10 +46,19 @@ class DeltaSender:
     every request of that gateway. A later push to it starts afresh.
     """
 
-    def __init__(self, settings: DeltaSettings, *, worker_id: str, on_overflow: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: DeltaSettings,
+        *,
+        worker_id: str,
+        on_overflow: Callable[[str], None],
+        on_repeat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_repeat` hears of each frame that is sent once more."""
         self._settings = settings
         self._worker_id = worker_id
         self._on_overflow = on_overflow
+        self._on_repeat = on_repeat
         self._links: dict[str, _Outgoing] = {}
         self._next_frames: dict[str, int] = {}
         """Of closed links: numbering goes on, so that a receiver never takes a new frame for an old one."""
@@ -65,7 +74,13 @@ class DeltaSender:
         try:
             link = self._links.get(gateway)
             if link is None:
-                link = _Outgoing(self._settings, gateway, self._worker_id, first=self._next_frames.get(gateway, 1))
+                link = _Outgoing(
+                    self._settings,
+                    gateway,
+                    self._worker_id,
+                    first=self._next_frames.get(gateway, 1),
+                    on_repeat=self._on_repeat,
+                )
                 self._links[gateway] = link
         except OSError:
             self._give_up(gateway, "no_address")
@@ -118,7 +133,9 @@ class DeltaSender:
 class _Outgoing:
     """One numbered link to one gateway."""
 
-    def __init__(self, settings: DeltaSettings, gateway: str, worker_id: str, *, first: int) -> None:
+    def __init__(
+        self, settings: DeltaSettings, gateway: str, worker_id: str, *, first: int, on_repeat: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._worker_id = worker_id
         self._loop = asyncio.get_running_loop()
@@ -126,6 +143,8 @@ class _Outgoing:
         self.frames: FrameSender[tuple[int, tuple[Delta, ...]]] = FrameSender(
             max_retained=settings.max_unacknowledged_frames, resend_s=settings.delta_resend_s, first=first
         )
+        self._on_repeat = on_repeat
+        self._newest_sent = first - 1
         self.drained = asyncio.Event()
         self.drained.set()
         self._link = PeerLink(
@@ -165,6 +184,9 @@ class _Outgoing:
             if not self._link.send(message):
                 return
             self.frames.mark_sent(frame)
+            if frame <= self._newest_sent:
+                self._on_repeat()
+            self._newest_sent = max(self._newest_sent, frame)
 
     def _on_message(self, notice: Notice) -> None:
         if isinstance(notice, DeltasAck) and notice.worker == self._worker_id:

@@ -63,8 +63,12 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
         registry = RedisRegistry(calls, settings.model.name, settings.registry)
         inbox = NoticeInbox(notices, worker_id=worker_id)
         peers = NoticePeers(notices, worker_id=worker_id)
+        figures = DecodeMetrics(metrics)
         deltas = DeltaSender(
-            settings.deltas, worker_id=worker_id, on_overflow=lambda gateway: worker.on_gateway_overflow(gateway)
+            settings.deltas,
+            worker_id=worker_id,
+            on_overflow=lambda gateway: worker.on_gateway_overflow(gateway),
+            on_repeat=figures.on_repeat,
         )
         try:
             info = await drain.unless_requested(start_engine(engine))
@@ -78,7 +82,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 engine_info=info,
                 peers=peers,
                 deltas=deltas,
-                metrics=DecodeMetrics(metrics),
+                metrics=figures,
                 clock=asyncio.get_running_loop().time,
             )
             membership = Membership(

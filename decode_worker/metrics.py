@@ -36,6 +36,9 @@ class DecodeMetrics:
         )
         self._tokens = Counter("pdq_decode_tokens", "Tokens sent to gateways", registry=registry)
         self._frames = Counter("pdq_decode_frames", "Frames of tokens sent to gateways", registry=registry)
+        self._repeats = Counter(
+            "pdq_decode_frames_repeated", "Frames sent again, after a reconnect or without an answer", registry=registry
+        )
         self._transfers = Counter("pdq_kv_transfers", "KV reads of finished requests", registry=registry)
         self._bytes = Counter("pdq_kv_transfer_bytes", "KV read from prefill workers", registry=registry)
         self._seconds = Counter("pdq_kv_transfer_seconds", "Time of these reads, added up", registry=registry)
@@ -55,6 +58,9 @@ class DecodeMetrics:
         self._frames.inc()
         self._tokens.inc(num_tokens)
         self.num_tokens += num_tokens
+
+    def on_repeat(self) -> None:
+        self._repeats.inc()
 
     def on_transfer(self, transfer: TransferStats) -> None:
         self._transfers.inc()

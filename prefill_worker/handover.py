@@ -56,6 +56,7 @@ class Handover:
         settings: PrefillWorkerSettings,
         clock: Callable[[], float],
         rng: random.Random,
+        on_answer: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._fingerprint = fingerprint
         self._peers = peers
@@ -63,6 +64,7 @@ class Handover:
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._on_answer = on_answer
         self._room = asyncio.Event()
         self._promised: dict[str, int] = {}
         self._promised_view: tuple[WorkerRecord, ...] = ()
@@ -105,8 +107,10 @@ class Handover:
             except PeerUnavailable:
                 promise.withdraw()
                 log.warning("decode_worker_silent", request_id=offer.request_id, worker=target.worker_id)
+                self._on_answer("silent")
                 self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
                 continue
+            self._on_answer(type(answer).__name__.lower())
             match answer:
                 case Accepted():
                     return HandoverResult(

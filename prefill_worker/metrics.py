@@ -31,6 +31,10 @@ class PrefillMetrics:
         self._queue_wait = Histogram(
             "pdq_prefill_queue_wait_seconds", "From enqueue to take", buckets=_TIME_S, registry=registry
         )
+        self._offers = Counter(
+            "pdq_prefill_offers", "Offers to decode workers by answer", ["answer"], registry=registry
+        )
+        """Answers: `accepted`, `busy` (a placement refused), `gone`, `silent`."""
         self._tokens = Counter("pdq_prefill_tokens", "Tokens of the computed prompts", registry=registry)
         self._cached = Counter("pdq_prefill_cached_tokens", "Of these in the prefix cache", registry=registry)
 
@@ -45,6 +49,9 @@ class PrefillMetrics:
         self._tokens.inc(held.num_tokens)
         self.num_tokens += held.num_tokens - cached_tokens
         self._cached.inc(cached_tokens)
+
+    def on_answer(self, answer: str) -> None:
+        self._offers.labels(answer).inc()
 
     def on_end(self, held: HeldJob) -> None:
         self._jobs.labels(held.outcome.value).inc()

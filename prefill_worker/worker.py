@@ -74,6 +74,7 @@ class PrefillWorker:
             settings=settings,
             clock=clock,
             rng=rng,
+            on_answer=metrics.on_answer,
         )
         self._ends = JobEnds(worker_id=worker_id, queue=queue, engine=engine, peers=peers)
         self._runner = JobRunner(

@@ -56,6 +56,8 @@ async def test_a_scrape_shows_jobs_times_transfers_and_the_kv_pool(tmp_path: Pat
     assert decode["pdq_decode_requests_total{outcome=finished}"] == NUM_REQUESTS
     assert decode["pdq_decode_tokens_total"] == NUM_REQUESTS * MAX_TOKENS
     assert NUM_REQUESTS <= decode["pdq_decode_frames_total"] <= NUM_REQUESTS * MAX_TOKENS
+    assert prefill["pdq_prefill_offers_total{answer=accepted}"] == NUM_REQUESTS
+    assert decode["pdq_decode_frames_repeated_total"] == 0
     assert decode["pdq_kv_transfers_total"] == NUM_REQUESTS
     assert decode["pdq_kv_transfer_bytes_total"] >= NUM_REQUESTS * len(PROMPT) * 1024
     assert decode["pdq_kv_transfer_seconds_total"] > 0

@@ -130,7 +130,8 @@ async def test_deltas_arrive_once_in_order_and_are_acknowledged():
 async def test_a_cut_connection_loses_and_doubles_nothing():
     gateway = await Gateway().start()
     proxy = await Proxy(gateway.inbox.endpoint).start()
-    sender = DeltaSender(QUICK, worker_id="decode-1", on_overflow=failing)
+    repeats = []
+    sender = DeltaSender(QUICK, worker_id="decode-1", on_overflow=failing, on_repeat=lambda: repeats.append(1))
 
     for step in range(3000):
         sender.push(proxy.endpoint, step, (delta(step),))
@@ -145,6 +146,7 @@ async def test_a_cut_connection_loses_and_doubles_nothing():
     await gateway.until(lambda: len(gateway.seqs) >= 3000)
     assert gateway.seqs == list(range(3000))
     assert proxy.num_connections >= 4
+    assert repeats, "what a cut connection had swallowed was sent again, and counted"
     assert await sender.drained(LIMIT_S)
     await sender.close()
     await proxy.close()
