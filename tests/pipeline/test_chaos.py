@@ -90,7 +90,7 @@ async def test_whatever_happens_every_client_gets_its_right_answer(tmp_path: Pat
     rng = random.Random(SEED)
     struck = []
     async with running(
-        tmp_path, private_redis, prefill=3, decode=2, environ=ENVIRON, allowed_faults=PROVOKED
+        tmp_path, private_redis, prefill=3, decode=2, environ=ENVIRON, allowed_faults=PROVOKED, log_level="warning"
     ) as pipeline:
         ledger = Ledger(pipeline.client)
         is_over = asyncio.Event()
