@@ -22,6 +22,15 @@ async def asked(field: Field) -> Wish:
     return field.wish
 
 
+async def printed_until(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    printed = ""
+    async with asyncio.timeout(10):
+        while text not in printed:
+            await asyncio.sleep(0.01)  # printed by another thread
+            printed += capsys.readouterr().out
+    return printed
+
+
 async def test_scale_asks_and_waits_until_it_is_so(
     private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,13 +38,13 @@ async def test_scale_asks_and_waits_until_it_is_so(
         command = asyncio.create_task(field.run("scale", "prefill=3", "decode=2"))
         wish = await asked(field)
         field.state = dataclasses.replace(STATE, wish=str(wish), starting=3)
-        await asyncio.sleep(0.3)
+        printed = await printed_until(capsys, "3 starting")
         is_waiting = not command.done()
         field.state = dataclasses.replace(STATE, wish=str(wish), prefill=3, decode=2)
         code = await command
 
     assert (wish, is_waiting, code) == (Wish(prefill=3, decode=2), True, 0)
-    printed = capsys.readouterr().out
+    printed += capsys.readouterr().out
     assert f"{ROW}: asked for prefill=3 decode=2 (was prefill=1 decode=1)" in printed
     assert "prefill 1 of 3 ready, decode 1 of 2 ready, 3 starting" in printed
     assert printed.splitlines()[-1].endswith("prefill 3 of 3 ready, decode 2 of 2 ready")
