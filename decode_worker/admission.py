@@ -63,6 +63,8 @@ class Admission:
             reply(answer)
         elif verdict is Verdict.ADMITTING and request is not None:
             self._replies[request] = reply
+        elif offer.remaining_s <= 0:
+            reply(Gone(request_id=offer.request_id, pair=offer.pair, reason="deadline passed"))
         elif self._has_room(offer):
             self._start(offer, reply)
         else:
@@ -100,7 +102,7 @@ class Admission:
         return min(num_ids(offer.prompt_ids) + generated + expected, self._ledger.total_tokens)
 
     def _start(self, offer: Offer, reply: NoticeReply) -> None:
-        request, replaced = self._table.open(offer)
+        request, replaced = self._table.open(offer, self._clock())
         if replaced is not None:
             self._requests.abort(replaced, reason=None)
         self._ledger.promise(request.engine_request_id, self._needed_tokens(offer))

@@ -57,6 +57,14 @@ class OpenRequests:
         self.table.close(request, self._clock(), gone=reason)
         self.spawn(self._abort_in_engine(request.engine_request_id))
 
+    def expire(self) -> None:
+        """Ends those whose deadline has passed. Gateways cancel in time; this is for a Cancel that never comes."""
+        for request in self.table.expired(self._clock()):
+            log.info("deadline_passed", request_id=request.offer.request_id, pair=str(request.offer.pair))
+            self.abort(request, reason="deadline passed")
+            detail = f"deadline passed in the decode worker; {request.next_seq} tokens were generated"
+            self.spawn(self._send_failed(request, code="deadline", detail=detail, retryable=False))
+
     async def fail_all(self, detail: str) -> None:
         """This worker ends: every open request is continued elsewhere."""
         requests = self.table.all()
@@ -73,7 +81,7 @@ class OpenRequests:
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
 
-    async def _send_failed(self, request: DecodeRequest, *, code: str, detail: str) -> None:
+    async def _send_failed(self, request: DecodeRequest, *, code: str, detail: str, retryable: bool = True) -> None:
         offer = request.offer
         failed = Failed(
             request_id=offer.request_id,
@@ -81,7 +89,7 @@ class OpenRequests:
             worker=self._worker_id,
             code=code,
             detail=detail,
-            retryable=True,
+            retryable=retryable,
         )
         try:
             await self._peers.request(offer.gateway, failed)

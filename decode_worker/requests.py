@@ -38,6 +38,8 @@ class Verdict(Enum):
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeRequest:
     offer: Offer
+    deadline: float
+    """When the gateway gives it up; monotonic seconds, as `now`."""
     state: State = State.ADMITTING
     next_seq: int = 0
     held_back: list[Delta] = field(default_factory=list)
@@ -80,12 +82,12 @@ class RequestTable:
             return Verdict.ANSWERED, _gone(offer, "a higher pair was here")
         return Verdict.NEW, None
 
-    def open(self, offer: Offer) -> tuple[DecodeRequest, DecodeRequest | None]:
+    def open(self, offer: Offer, now: float) -> tuple[DecodeRequest, DecodeRequest | None]:
         """Starts a NEW one. Also returns the lower pair that it replaces: abort that in the engine."""
         replaced = self._by_request.get(offer.request_id)
         if replaced is not None:
             del self._by_engine_id[replaced.engine_request_id]
-        request = DecodeRequest(offer=offer)
+        request = DecodeRequest(offer=offer, deadline=now + offer.remaining_s)
         self._by_request[offer.request_id] = request
         self._by_engine_id[request.engine_request_id] = request
         return request, replaced
@@ -122,6 +124,10 @@ class RequestTable:
 
     def of_gateway(self, endpoint: str) -> list[DecodeRequest]:
         return [request for request in self._by_request.values() if request.offer.gateway == endpoint]
+
+    def expired(self, now: float) -> list[DecodeRequest]:
+        """Open ones whose deadline has passed."""
+        return [request for request in self._by_request.values() if request.deadline <= now]
 
     def all(self) -> list[DecodeRequest]:
         return list(self._by_request.values())

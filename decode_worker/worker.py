@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -23,6 +24,7 @@ from engine.ledger import KvLedger
 from engine.progress import Progress
 from pdq.runtime.signals import Drain
 
+_EXPIRE_S: Final = 0.25
 log = structlog.get_logger(__name__)
 
 
@@ -86,7 +88,8 @@ class DecodeWorker:
         """
         try:
             async with asyncio.TaskGroup() as background:
-                tasks = [background.create_task(self._feed()), background.create_task(membership.run())]
+                loops = (self._feed(), membership.run(), self._expire())
+                tasks = [background.create_task(loop) for loop in loops]
                 await drain.wait()
                 self._admission.is_open = False
                 await asyncio.gather(membership.retire(), self._finish_open())
@@ -144,6 +147,11 @@ class DecodeWorker:
             if any(released):
                 self._room.tell(self._ledger.free_tokens)
             self._stepped.set()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE_S)
+            self._requests.expire()
 
     async def _finish_open(self) -> None:
         log.info("draining", requests=len(self._requests.table))

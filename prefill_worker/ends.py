@@ -27,6 +27,21 @@ class JobEnds:
     async def settle(self, held: HeldJob, *, state: str, decode_worker: str = "") -> None:
         await self._queue.settle(held.lease, state=state, decode_worker=decode_worker)
 
+    async def refuse(self, held: HeldJob, *, state: str, code: str, detail: str) -> None:
+        """Settled without an answer: nobody will compute it, and its gateway must answer the client."""
+        await self.settle(held, state=state)
+        await self.notify(
+            held.lease.job.gateway,
+            Failed(
+                request_id=held.lease.job.request_id,
+                pair=held.lease.pair,
+                worker=self._worker_id,
+                code=code,
+                detail=detail,
+                retryable=False,
+            ),
+        )
+
     async def give_back(self, held: HeldJob, *, failure: str | None) -> None:
         """To its old place in the queue; a failure counts, and too many end the job."""
         if failure is not None:

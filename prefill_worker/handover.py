@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Outcome(Enum):
     """No decode worker took it within park_s: give the job back."""
     KV_GONE = "kv_gone"
     """There is nothing to offer any more: give the job back."""
+    EXPIRED = "expired"
+    """The request's deadline has passed: nobody waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +79,25 @@ class Handover:
         told.set()
 
     async def offer(self, held: HeldJob, offer: KvReady | Reserve) -> HandoverResult:
-        """Returns when a decode worker accepted, the gateway said Gone, or park_s passed with every one busy."""
+        """Returns when a decode worker accepted, the gateway said Gone, or park_s or the deadline passed with all busy.
+
+        Each decode worker is told how much time is left when it is asked.
+        """
         give_up_at = self._clock() + self._settings.park_s
         while True:
             room = self._room
+            if held.remaining_s(self._clock()) <= 0:
+                return HandoverResult(outcome=Outcome.EXPIRED)
             result = await self._offer_once(held, offer)
             if result is not None:
                 return result
             if held.is_kv_gone:
                 return HandoverResult(outcome=Outcome.KV_GONE)
-            remaining_s = give_up_at - self._clock()
-            if remaining_s <= 0:
+            now = self._clock()
+            if now >= give_up_at:
                 return HandoverResult(outcome=Outcome.NO_ROOM)
             held.phase = Phase.PARKED
-            await _set_within(room, min(remaining_s, self._settings.park_retry_s))
+            await _set_within(room, min(give_up_at - now, self._settings.park_retry_s, held.remaining_s(now)))
 
     async def _offer_once(self, held: HeldJob, offer: KvReady | Reserve) -> HandoverResult | None:
         """Every ready decode worker that fits once, best first; None when all were busy or silent."""
@@ -102,6 +110,7 @@ class Handover:
                 return None
             candidates.remove(target)
             promise = _Promise(self._promises(), target.worker_id, tokens)  # now: others choose while it answers
+            offer = dataclasses.replace(offer, remaining_s=held.remaining_s(self._clock()))
             try:
                 answer = await self._peers.request(target.endpoint, offer)
             except PeerUnavailable:

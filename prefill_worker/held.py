@@ -26,6 +26,8 @@ class JobOutcome(Enum):
     """Given back: no decode worker took it in time."""
     KV_GONE = "kv_gone"
     """Given back: a decode worker read its KV and then did not take it."""
+    EXPIRED = "expired"
+    """Its deadline passed before a decode worker took it."""
     FAILED = "failed"
     """Given back: the engine gave it up."""
     REFUSED = "refused"

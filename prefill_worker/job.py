@@ -143,6 +143,8 @@ class JobRunner:
             log.info("request_gone", reason=result.reason)
             held.outcome = JobOutcome.GONE
             await self._ends.settle(held, state="gone")
+        elif result.outcome is Outcome.EXPIRED:
+            await self._expire(held)
         elif result.outcome is Outcome.KV_GONE:
             log.info("given_back", reason="a decode worker read the KV and did not take the request")
             held.outcome = JobOutcome.KV_GONE
@@ -151,6 +153,13 @@ class JobRunner:
             log.info("given_back", reason="no decode worker had room")
             held.outcome = JobOutcome.NO_ROOM
             await self._ends.give_back(held, failure=None)
+
+    async def _expire(self, held: HeldJob) -> None:
+        """The gateway keeps the time itself and has answered; it is told all the same, as of what the queue ends."""
+        log.info("deadline_passed")
+        held.outcome = JobOutcome.EXPIRED
+        detail = "deadline passed while no decode worker had room"
+        await self._ends.refuse(held, state="deadline", code="deadline", detail=detail)
 
     def _reserve(self, held: HeldJob) -> Reserve:
         lease, job = held.lease, held.lease.job

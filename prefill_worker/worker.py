@@ -13,7 +13,7 @@ from broker.base import JobLease, PrefillQueue, WorkerRecord
 from broker.errors import QueueUnavailable
 from broker.links import NoticePeers, NoticeReply
 from broker.membership import Membership, RegistryView
-from broker.messages import Cancel, Cancelled, Failed, Notice, Room
+from broker.messages import Cancel, Cancelled, Notice, Room
 from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
 from engine.ledger import KvLedger
 from engine.progress import Progress
@@ -197,22 +197,11 @@ class PrefillWorker:
         """A prompt larger than the whole pool: an answer now beats a queue that stands still."""
         held.outcome = JobOutcome.REFUSED
         pool_tokens = self._info.total_blocks * self._info.block_size
+        detail = f"the prompt has {held.num_tokens} tokens, the prefill worker's KV pool holds {pool_tokens}"
         try:
-            await self._queue.settle(held.lease, state="refused")
+            await self._ends.refuse(held, state="refused", code="prompt_too_long", detail=detail)
         except QueueUnavailable as exc:
             log.warning("queue_unavailable_for_job", error=str(exc))
-            return
-        await self._ends.notify(
-            held.lease.job.gateway,
-            Failed(
-                request_id=held.lease.job.request_id,
-                pair=held.lease.pair,
-                worker=self._worker_id,
-                code="prompt_too_long",
-                detail=f"the prompt has {held.num_tokens} tokens, the prefill worker's KV pool holds {pool_tokens}",
-                retryable=False,
-            ),
-        )
 
     def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
         self._held.remove(held)

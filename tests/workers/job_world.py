@@ -13,7 +13,7 @@ from broker.errors import QueueUnavailable
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
-from broker.messages import Accepted, Busy, Gone, KvReady, Notice, Reserve
+from broker.messages import Accepted, Ack, Busy, Failed, Gone, KvReady, Notice, Reserve
 from engine.base import EngineError, EngineInfo, EngineOutput, EngineRequest, StepOutputs
 from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids
 from prefill_worker.ends import JobEnds
@@ -96,8 +96,10 @@ class World:
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
         self.offers: list[KvReady | Reserve] = []
+        self.failed: list[Failed] = []
+        """What the gateway was told."""
 
-    async def run(self, *, error: str | None = None, mode: str = "pull") -> HeldJob:
+    async def run(self, *, error: str | None = None, mode: str = "pull", deadline_s: float = 600.0) -> HeldJob:
         """The job to its end."""
         notices = NoticeSettings()
         inbox = NoticeInbox(notices, worker_id="decode-1")
@@ -126,7 +128,7 @@ class World:
                 metrics=PrefillMetrics(CollectorRegistry()),
                 clock=clock,
             )
-            await self.queue.enqueue(job("r1", tokens=3, mode=mode))
+            await self.queue.enqueue(job("r1", tokens=3, mode=mode, gateway=inbox.endpoint, deadline_s=deadline_s))
             (lease,) = (await self.queue.take("prefill-1", max_tokens=100, max_jobs=1)).leases
             held = HeldJob(lease=lease, taken_at=clock())
             self.engine.on_submit = lambda _: held.prefilled.set_result(output(held, error))
@@ -142,6 +144,9 @@ class World:
             self.offers.append(notice)
             more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(self._answer, {})
             reply(self._answer(request_id=notice.request_id, pair=notice.pair, **more))
+        elif isinstance(notice, Failed):
+            self.failed.append(notice)
+            reply(Ack(request_id=notice.request_id, pair=notice.pair))
 
 
 def decode_record(endpoint: str) -> WorkerRecord:

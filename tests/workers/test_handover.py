@@ -120,7 +120,7 @@ def prefill(request_id: str, *, tokens: int = 3) -> tuple[HeldJob, KvReady]:
         prefill_s=0.0,
         cached_tokens=0,
     )
-    return HeldJob(lease=lease, taken_at=0.0), ready
+    return HeldJob(lease=lease, taken_at=asyncio.get_running_loop().time()), ready
 
 
 async def test_a_decode_worker_that_was_silent_is_not_asked_again_while_another_one_answers() -> None:

@@ -11,12 +11,19 @@ from decode_worker.requests import DecodeRequest, RequestTable, State, Verdict
 from pdq.wire.types import KvTicket, Pair, SamplingParams, pack_ids
 
 
-def kv_ready(request_id: str = "r", gen: int = 1, attempt: int = 1) -> KvReady:
+def kv_ready(
+    request_id: str = "r",
+    gen: int = 1,
+    attempt: int = 1,
+    *,
+    remaining_s: float = 60.0,
+    gateway: str = "tcp://127.0.0.1:1",
+) -> KvReady:
     pair = Pair(gen=gen, attempt=attempt)
     return KvReady(
         request_id=request_id,
         pair=pair,
-        remaining_s=60.0,
+        remaining_s=remaining_s,
         prompt_ids=pack_ids([1, 2, 3]),
         generated_ids=b"",
         sampling=SamplingParams(max_tokens=4),
@@ -32,7 +39,7 @@ def kv_ready(request_id: str = "r", gen: int = 1, attempt: int = 1) -> KvReady:
             num_tokens=3,
             block_ids=pack_ids([0]),
         ),
-        gateway="tcp://127.0.0.1:1",
+        gateway=gateway,
         gateway_id="gateway-1",
         prefill_worker="prefill-1",
         prefill_endpoint="tcp://127.0.0.1:2",
@@ -44,14 +51,14 @@ def kv_ready(request_id: str = "r", gen: int = 1, attempt: int = 1) -> KvReady:
 
 def test_a_repeat_while_admitting_waits_for_the_same_answer() -> None:
     table = RequestTable(answer_memory_s=20)
-    table.open(kv_ready())
+    table.open(kv_ready(), now=0)
 
     assert table.classify(kv_ready(), now=0) == (Verdict.ADMITTING, None)
 
 
 def test_a_repeat_after_the_answer_was_lost_gets_it_again_even_after_the_finish() -> None:
     table = RequestTable(answer_memory_s=20)
-    request, _ = table.open(kv_ready())
+    request, _ = table.open(kv_ready(), now=0)
     table.go(request, now=0)
     table.close(request, now=1)
 
@@ -63,7 +70,7 @@ def test_a_repeat_after_the_answer_was_lost_gets_it_again_even_after_the_finish(
 
 def test_a_running_request_is_accepted_again_long_after_its_answer() -> None:
     table = RequestTable(answer_memory_s=20)
-    request, _ = table.open(kv_ready())
+    request, _ = table.open(kv_ready(), now=0)
     table.go(request, now=0)
 
     _, answer = table.classify(kv_ready(), now=1000)
@@ -73,10 +80,10 @@ def test_a_running_request_is_accepted_again_long_after_its_answer() -> None:
 
 def test_a_higher_pair_replaces_a_lower_one_and_the_lower_one_is_gone() -> None:
     table = RequestTable(answer_memory_s=20)
-    first, _ = table.open(kv_ready(attempt=1))
+    first, _ = table.open(kv_ready(attempt=1), now=0)
 
     assert table.classify(kv_ready(attempt=2), now=0) == (Verdict.NEW, None)
-    _, replaced = table.open(kv_ready(attempt=2))
+    _, replaced = table.open(kv_ready(attempt=2), now=0)
 
     assert replaced is first
     _, answer = table.classify(kv_ready(attempt=1), now=0)
@@ -118,7 +125,7 @@ class TableMachine(RuleBasedStateMachine):
             return
         assert (request_id, ready.pair) not in self.started, "a pair must not be decoded twice"
         assert request_id not in self.barred or ready.pair > self.barred[request_id], "cancelled"
-        request, replaced = self.table.open(ready)
+        request, replaced = self.table.open(ready, self.now)
         assert replaced is self.open.get(request_id)
         assert replaced is None or replaced.offer.pair < ready.pair
         self.open[request_id] = request
