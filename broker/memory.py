@@ -209,6 +209,10 @@ class MemoryQueue:
         request = self._requests.get((request_id, gen))
         return None if request is None else request.state
 
+    def failures_of(self, request_id: str, gen: int) -> int:
+        """For tests, as `state_of`."""
+        return self._requests[request_id, gen].failures
+
     def _now_ms(self) -> float:
         return self._clock() * 1000
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from typing import Final
 
 import structlog
 
 from broker.base import DeadJob, PrefillQueue
-from broker.errors import PeerUnavailable
+from broker.errors import PeerUnavailable, QueueUnavailable
 from broker.links import NoticePeers
 from broker.messages import Failed, PromptLogprobs
 from engine.base import Engine, EngineError
 from pdq.wire.types import Pair
-from prefill_worker.held import HeldJob
+from prefill_worker.held import GiveBack, HeldJob, Settle
+
+_RETRY_S: Final = 0.25
 
 log = structlog.get_logger(__name__)
 
@@ -25,11 +29,12 @@ class JobEnds:
         self._peers = peers
 
     async def settle(self, held: HeldJob, *, state: str, decode_worker: str = "") -> None:
-        await self._queue.settle(held.lease, state=state, decode_worker=decode_worker)
+        """Returns once the queue knows. Until then the lease is renewed like any other; a lost one cancels the task."""
+        held.end = Settle(state=state, decode_worker=decode_worker)
+        await self._until_told(held)
 
     async def refuse(self, held: HeldJob, *, state: str, code: str, detail: str) -> None:
-        """Settled without an answer: nobody will compute it, and its gateway must answer the client."""
-        await self.settle(held, state=state)
+        """Settled without an answer: nobody will compute it, and its gateway, told first, must answer the client."""
         await self.notify(
             held.lease.job.gateway,
             Failed(
@@ -41,14 +46,35 @@ class JobEnds:
                 retryable=False,
             ),
         )
+        await self.settle(held, state=state)
 
     async def give_back(self, held: HeldJob, *, failure: str | None) -> None:
-        """To its old place in the queue; a failure counts, and too many end the job."""
+        """To its old place in the queue; a failure counts, and too many end the job. Returns as `settle` does."""
         if failure is not None:
             log.warning("prefill_failed", error=failure)
-        dead = await self._queue.give_back(held.lease, failure=failure)
-        if dead is not None:
-            await self.tell_dead(dead)
+        held.end = GiveBack(failure=failure)
+        await self._until_told(held)
+
+    async def tell_queue(self, held: HeldJob) -> None:
+        """Its end, once; nothing happens when it is not ours any more. Raises QueueUnavailable: it may have run."""
+        match held.end:
+            case Settle(state=state, decode_worker=decode_worker):
+                await self._queue.settle(held.lease, state=state, decode_worker=decode_worker)
+            case GiveBack(failure=failure):
+                dead = await self._queue.give_back(held.lease, failure=failure)
+                if dead is not None:
+                    await self.tell_dead(dead)
+
+    async def _until_told(self, held: HeldJob) -> None:
+        is_logged = False
+        while True:
+            try:
+                return await self.tell_queue(held)
+            except QueueUnavailable as exc:
+                if not is_logged:
+                    log.warning("queue_unavailable_for_job", error=str(exc))
+                is_logged = True
+            await asyncio.sleep(_RETRY_S)
 
     async def drop(self, held: HeldJob) -> None:
         """Whatever state the engine has it in: nobody will come for this prefill."""

@@ -36,6 +36,21 @@ class JobOutcome(Enum):
     """Cancelled, stalled, or its lease was lost; the queue knows more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settle:
+    """Out of the queue for good."""
+
+    state: str
+    decode_worker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """To its old place in the queue."""
+
+    failure: str | None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldJob:
     """One leased job. `task` runs it; cancelling the task drops the job without touching the queue."""
@@ -45,8 +60,12 @@ class HeldJob:
     """Monotonic seconds."""
     prefill_started_at: float = 0.0
     phase: Phase = Phase.COMPUTING
-    needs_drop: bool = True
+    was_submitted: bool = False
+    """The engine knows it, and will say when its blocks are free."""
+    needs_drop: bool = False
     """The engine still has it for us: whoever ends the job aborts or releases it."""
+    end: Settle | GiveBack | None = None
+    """Decided; the queue may not know yet."""
     is_kv_gone: bool = False
     """The engine has freed its KV: somebody read it. Either that one takes the job, or it has to be computed again."""
     outcome: JobOutcome = JobOutcome.LOST

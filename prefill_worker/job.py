@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.errors import PeerUnavailable, QueueUnavailable
+from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.messages import Gone, KvReady, PromptLogprobs, Reserve
 from engine.base import Engine, EngineError, EngineOutput, EngineRequest, PrefillOnly, PushKv
@@ -56,12 +56,8 @@ class JobRunner:
                 await self._push(held)
             else:
                 await self._pull(held)
-        except QueueUnavailable as exc:
-            # settle or give back did not reach Redis: the lease runs out and the job is reaped; fences hold
-            log.warning("queue_unavailable_for_job", error=str(exc))
         finally:
-            if held.needs_drop:
-                await asyncio.shield(self._ends.drop(held))
+            await asyncio.shield(self._drop(held))
 
     async def _pull(self, held: HeldJob) -> None:
         output = await self._prefill(held, PrefillOnly())
@@ -79,7 +75,6 @@ class JobRunner:
     async def _push(self, held: HeldJob) -> None:
         result = await self._handover.offer(held, self._reserve(held))
         if result.outcome is not Outcome.ACCEPTED:
-            held.needs_drop = False  # the engine was not asked yet
             await self._not_accepted(held, result)
             return
         held.phase = Phase.COMPUTING
@@ -96,6 +91,7 @@ class JobRunner:
             if isinstance(answer, Gone):
                 log.info("request_gone", reason=answer.reason)
                 held.outcome = JobOutcome.GONE
+                await self._drop(held)
                 await self._ends.settle(held, state="gone")
                 return
         held.needs_drop = False  # what is not written yet goes on; the engine reports the blocks' release
@@ -105,6 +101,7 @@ class JobRunner:
         """None: the engine failed, and the job was given back."""
         job = held.lease.job
         held.prefill_started_at = self._clock()
+        held.was_submitted = held.needs_drop = True
         request = EngineRequest(
             engine_request_id=held.engine_request_id,
             request_id=job.request_id,
@@ -138,7 +135,14 @@ class JobRunner:
         await self._ends.settle(held, state="decoding", decode_worker=decode_worker)
         log.info("handed_over", decode_worker=decode_worker, prefill_s=round(held.prefill_s(self._clock()), 6))
 
+    async def _drop(self, held: HeldJob) -> None:
+        """Before the queue is told: that may take long."""
+        if held.needs_drop:
+            held.needs_drop = False
+            await self._ends.drop(held)
+
     async def _not_accepted(self, held: HeldJob, result: HandoverResult) -> None:
+        await self._drop(held)
         if result.outcome is Outcome.GONE:
             log.info("request_gone", reason=result.reason)
             held.outcome = JobOutcome.GONE

@@ -57,7 +57,7 @@ class LeaseKeeper:
         is_stalled = self._progress.is_stalled(self._clock())
         renewable: list[HeldJob] = []
         for held in self._held_jobs.all():
-            if is_stalled and held.phase is Phase.COMPUTING:
+            if is_stalled and held.phase is Phase.COMPUTING and held.end is None:
                 await self._give_back_stalled(held)
             else:
                 renewable.append(held)

@@ -20,7 +20,7 @@ from engine.progress import Progress
 from pdq.runtime.signals import Drain
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
-from prefill_worker.held import HeldJob, HeldJobs, JobOutcome
+from prefill_worker.held import GiveBack, HeldJob, HeldJobs, JobOutcome
 from prefill_worker.job import JobRunner
 from prefill_worker.leases import LeaseKeeper
 from prefill_worker.metrics import PrefillMetrics
@@ -143,7 +143,7 @@ class PrefillWorker:
         match message:
             case Cancel():
                 for held in self._held.of_request(message.request_id):
-                    if held.lease.pair <= message.pair and held.task is not None:
+                    if held.lease.pair <= message.pair and held.task is not None and held.end is None:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
                         held.task.cancel()
                 self._spawn(self._ends.release_unread(message.request_id, message.pair))
@@ -198,13 +198,12 @@ class PrefillWorker:
         held.outcome = JobOutcome.REFUSED
         pool_tokens = self._info.total_blocks * self._info.block_size
         detail = f"the prompt has {held.num_tokens} tokens, the prefill worker's KV pool holds {pool_tokens}"
-        try:
-            await self._ends.refuse(held, state="refused", code="prompt_too_long", detail=detail)
-        except QueueUnavailable as exc:
-            log.warning("queue_unavailable_for_job", error=str(exc))
+        await self._ends.refuse(held, state="refused", code="prompt_too_long", detail=detail)
 
     def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
         self._held.remove(held)
+        if not held.was_submitted:
+            self._ledger.release(held.engine_request_id)  # the engine knows nothing of it, and won't say
         self._metrics.on_end(held)
         self._tasks.discard(task)
         self._taker.room_changed()
@@ -264,12 +263,11 @@ class PrefillWorker:
             log.warning("queue_not_left", error=str(exc))
 
     async def _give_back_held(self, failure: str | None) -> None:
-        """What is still held goes back to its place in the queue."""
+        """What is still held goes back to its place in the queue, but for what has ended already."""
         for held in self._held.all():
+            held.end = held.end or GiveBack(failure=failure)
             try:
-                dead = await self._queue.give_back(held.lease, failure=failure)
-                if dead is not None:
-                    await self._ends.tell_dead(dead)
+                await self._ends.tell_queue(held)
             except QueueUnavailable as exc:
                 log.warning("queue_unavailable_for_job", error=str(exc))
             if held.task is not None:

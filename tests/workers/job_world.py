@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from prometheus_client import CollectorRegistry
 
-from broker.base import JobLease, WorkerRecord
-from broker.errors import QueueUnavailable
+from broker.base import WorkerRecord
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
@@ -74,13 +73,6 @@ class DeadEngine(TwinEngine):
 
     async def release(self, engine_request_id: str) -> None:
         raise EngineError("the engine is not running")
-
-
-class UnsettledQueue(MemoryQueue):
-    """The store is gone when the job is to be settled."""
-
-    async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
-        raise QueueUnavailable("down")
 
 
 class World:

@@ -8,7 +8,7 @@ from broker.delivery import QueueSettings
 from broker.memory import MemoryQueue
 from broker.messages import Accepted, Busy, Gone
 from prefill_worker.held import JobOutcome
-from tests.workers.job_world import DeadEngine, UnsettledQueue, World
+from tests.workers.job_world import DeadEngine, World
 
 
 async def test_accepted_settles_the_job_and_leaves_the_kv_to_its_reader() -> None:
@@ -17,14 +17,6 @@ async def test_accepted_settles_the_job_and_leaves_the_kv_to_its_reader() -> Non
     await world.run()
 
     assert (await world.queue.depth()).running == 0
-    assert world.engine.released == world.engine.aborted == []
-
-
-async def test_a_queue_that_is_down_at_the_settle_does_not_take_the_kv_from_its_reader() -> None:
-    world = World(UnsettledQueue(QueueSettings()), Accepted)
-
-    await world.run()
-
     assert world.engine.released == world.engine.aborted == []
 
 

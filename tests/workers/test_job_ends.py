@@ -1,0 +1,103 @@
+"""What becomes of a job's entry and of its promised blocks, also while the queue can't be reached."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.messages import Accepted, Gone, KvReady, Notice, Reserve
+from tests.broker.stores import job
+from tests.workers.prefill_world import World, accepted, busy, gone, prefill_world
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+async def test_a_request_that_is_gone_takes_no_room_any_more(mode: str) -> None:
+    async with prefill_world(gone) as world:
+        await world.queue.enqueue(job("r", mode=mode, gateway=world.endpoint))
+
+        await world.until(lambda: world.state("r") == "gone" and world.is_back_at_start)
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+async def test_a_job_that_goes_back_takes_no_room_any_more(mode: str) -> None:
+    async with prefill_world(busy) as world:
+        await world.queue.enqueue(job("r", mode=mode, gateway=world.endpoint))
+        await world.until(lambda: len(world.offers) > 2)
+
+        await world.queue.cancel("r", 1)
+
+        await world.until(lambda: world.is_back_at_start)
+
+
+def _while_away(world: World, answer: type[Accepted] | type[Gone]) -> None:
+    """The queue goes away when the job is offered."""
+
+    def on_offer(offer: KvReady | Reserve) -> Notice:
+        world.queue.is_away = True
+        return {Accepted: accepted, Gone: gone}[answer](offer)
+
+    world.answer = on_offer
+
+
+@pytest.mark.parametrize(("answer", "state"), [(Accepted, "decoding"), (Gone, "gone")])
+@pytest.mark.parametrize("mode", ["pull", "push"])
+async def test_a_settle_that_failed_is_made_up_for_when_the_queue_is_back(
+    answer: type[Accepted] | type[Gone], state: str, mode: str
+) -> None:
+    async with prefill_world() as world:
+        _while_away(world, answer)
+        await world.queue.enqueue(job("r", mode=mode, gateway=world.endpoint))
+        await world.until(lambda: world.queue.is_away)
+        await asyncio.sleep(0.1)
+        assert world.state("r") == "prefill"
+
+        world.queue.is_away = False
+
+        await world.until(lambda: world.state("r") == state and world.is_back_at_start)
+        assert len(world.engine.submitted) == (0 if (mode, answer) == ("push", Gone) else 1), "not computed twice"
+        assert len(world.engine.released) == (1 if (mode, answer) == ("pull", Gone) else 0), "its reader keeps its KV"
+
+
+async def test_a_job_that_went_back_while_the_queue_was_away_counts_no_failure() -> None:
+    async with prefill_world(busy) as world:
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: len(world.offers) > 0)
+        world.queue.is_away = True
+        await asyncio.sleep(0.2)
+        world.answer = accepted
+
+        world.queue.is_away = False
+
+        await world.until(lambda: world.state("r") == "decoding")
+        assert world.offers[-1].pair.attempt > 1
+        assert world.queue.failures_of("r", 1) == 0
+
+
+async def test_a_settle_is_given_up_when_the_lease_is_lost_meanwhile() -> None:
+    async with prefill_world() as world:
+        _while_away(world, Accepted)
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: world.queue.is_away)
+        await world.queue.cancel("r", 1)
+
+        world.queue.is_away = False
+
+        await world.until(lambda: world.metrics.get_sample_value("pdq_prefill_leases") == 0)
+        assert world.state("r") == "cancelled"
+
+
+async def test_a_drain_while_the_queue_is_away_settles_what_was_accepted_and_puts_nothing_back() -> None:
+    async with prefill_world() as world:
+        _while_away(world, Accepted)
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: world.queue.is_away)
+        world.drain.request("test")
+        await asyncio.sleep(0.1)
+        assert not world.running.done(), "it waits for the queue, within its grace"
+
+        world.queue.is_away = False
+
+        async with asyncio.timeout(10):
+            await world.running
+        assert world.state("r") == "decoding"
