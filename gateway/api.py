@@ -93,7 +93,8 @@ class Api:
                 self._part(request, ask, prompt, index, request_id, bell, received_at, deadline)
                 for index, prompt in enumerate(prompts)
             ]
-            await self._open(parts)
+            for part in parts:
+                self._hub.open(part.exchange)
         except GatewayError as error:
             self._metrics.count(endpoint, "refused", error.error_code)
             log.info("request_refused", request_id=request_id, client_request_id=echoed_id, code=error.error_code)
@@ -166,19 +167,6 @@ class Api:
             is_muted=ask.max_tokens == 0,
         )
         return Part(index=index, exchange=exchange, choice=choice)
-
-    async def _open(self, parts: list[Part]) -> None:
-        if len(parts) == 1:
-            await self._hub.open(parts[0].exchange)
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for part in parts:
-                    group.create_task(self._hub.open(part.exchange))
-        except* GatewayError as errors:
-            for part in parts:
-                self._hub.client_gone(part.exchange)
-            raise errors.exceptions[0] from None
 
 
 def error_response(error: GatewayError, headers: list[tuple[bytes, bytes]]) -> Response:

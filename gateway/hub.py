@@ -77,20 +77,13 @@ class Hub:
         if len(self._waiting) + num_prompts > self._settings.max_queued:
             raise GatewayError("overloaded", f"{len(self._waiting)} requests are waiting (max_queued)")
 
-    async def open(self, exchange: Exchange) -> None:
-        """Enqueues it. Raises GatewayError; the exchange is over then."""
-        assert self._queue is not None
+    def open(self, exchange: Exchange) -> None:
+        """Enqueues it in the background: neither its deadline nor a client that leaves waits for the queue's word."""
         self._exchanges[exchange.request_id] = exchange
         self._waiting.add(exchange.request_id)
         self._emptied.clear()
         self._metrics.prompt_tokens.inc(len(exchange.prompt.token_ids))
-        (command,) = exchange.session.start()
-        assert isinstance(command, Enqueue)
-        try:
-            await self._queue.enqueue(exchange, command)
-        except asyncio.CancelledError:
-            self.client_gone(exchange)
-            raise
+        self.perform(exchange, exchange.session.start())
 
     def stop_string(self, exchange: Exchange) -> None:
         self.perform(exchange, exchange.session.on_stop_string())
@@ -238,7 +231,7 @@ class Hub:
                     self._end(exchange, command)
                 case Enqueue():
                     self._waiting.add(exchange.request_id)
-                    self._queue.enqueue_again(exchange, command)
+                    self._queue.enqueue(exchange, command)
                 case QueueCancel(gen=gen):
                     self._queue.cancel(exchange.request_id, gen)
                 case SendCancel(owner=owner, reason=reason):

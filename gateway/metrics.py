@@ -58,7 +58,7 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter("pdq_requests", "HTTP requests by outcome", ["endpoint", "outcome"], registry=registry)
-        """Outcome: `ok`, `refused` (never queued), `error`, `cancelled` (the client left)."""
+        """Outcome: `ok`, `refused` (before it was queued), `error`, `cancelled` (the client left)."""
         self.errors = Counter("pdq_request_errors", "Errors told to clients", ["code"], registry=registry)
         self.ttft = Histogram(
             "pdq_time_to_first_token_seconds", "From the request's receipt to its first token", _WAIT_S, registry

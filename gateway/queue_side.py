@@ -11,7 +11,6 @@ import structlog
 from broker.base import PrefillJob, PrefillQueue
 from broker.errors import QueueUnavailable
 from gateway.background import Background
-from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.local_start import LocalStart
 from gateway.route import Route, Way, choose_route
@@ -62,20 +61,10 @@ class QueueSide:
         self._notify_owner = notify_owner
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
-    async def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
-        """The first time. Raises GatewayError when the queue refuses; nothing stays queued then."""
-        try:
-            await self._place(exchange, command)
-        except QueueUnavailable as error:
-            message = f"the request queue is unavailable: {error}"
-            self.cancel(exchange.request_id, command.gen)  # its answer may be lost, not the job: cancel beats enqueue
-            self._perform(exchange, exchange.session.on_enqueue_failed(command.gen, "queue_unavailable", message))
-            raise GatewayError("queue_unavailable", message) from error
-        self._perform(exchange, exchange.session.on_enqueued(command.gen))
-
-    def enqueue_again(self, exchange: Exchange, command: Enqueue) -> None:
-        """In the background, until the queue takes it or the request ends."""
-        self._background.spawn(self._enqueue_again(exchange, command))
+    def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
+        """In the background. The first time a queue that refuses ends the request; later it is asked until it takes."""
+        work = self._enqueue if command.gen == 1 else self._enqueue_again
+        self._background.spawn(work(exchange, command))
 
     def cancel(self, request_id: str, gen: int) -> None:
         self._background.spawn(self._cancel(request_id, gen))
@@ -95,6 +84,16 @@ class QueueSide:
             if (request_id, gen) in missing:
                 log.warning("job_lost", request_id=request_id, gen=gen)
                 self._perform(exchange, exchange.session.on_job_lost(gen))
+
+    async def _enqueue(self, exchange: Exchange, command: Enqueue) -> None:
+        try:
+            await self._place(exchange, command)
+        except QueueUnavailable as error:
+            message = f"the request queue is unavailable: {error}"
+            self.cancel(exchange.request_id, command.gen)  # its answer may be lost, not the job: cancel beats enqueue
+            self._perform(exchange, exchange.session.on_enqueue_failed(command.gen, "queue_unavailable", message))
+        else:
+            self._perform(exchange, exchange.session.on_enqueued(command.gen))
 
     async def _enqueue_again(self, exchange: Exchange, command: Enqueue) -> None:
         delay_s = _RETRY_MIN_S

@@ -198,6 +198,49 @@ async def test_a_queue_that_is_down_is_a_503_with_a_time_to_come_back(here, monk
     assert answer.headers["retry-after"] == "2"
 
 
+class HungQueue:
+    """Takes a job and says nothing until the test wants it to."""
+
+    def __init__(self, here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self._enqueue = here.queue.enqueue
+        monkeypatch.setattr(here.queue, "enqueue", self.enqueue)
+
+    async def enqueue(self, job):
+        self.asked.set()
+        await self.may_answer.wait()
+        return await self._enqueue(job)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_deadline_is_kept_while_the_queue_hangs(here, monkeypatch, stream):
+    HungQueue(here, monkeypatch)
+
+    answer = await here.http.post("/v1/completions", json={**TEXT, "stream": stream, "request_timeout_s": 0.3})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert answer.elapsed.total_seconds() < GatewaySettings().queue_timeout_s
+    assert here.pipeline.taken.qsize() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_the_queue_hangs_leaves_no_job(monkeypatch, stream):
+    async with world(takes=False) as here:
+        hung = HungQueue(here, monkeypatch)
+        request = asyncio.create_task(here.http.post("/v1/completions", json={**TEXT, "stream": stream}))
+        await hung.asked.wait()
+
+        request.cancel()
+        await here.until("pdq_requests_total", 1, endpoint="completions", outcome="cancelled")
+        hung.may_answer.set()
+        await asyncio.sleep(0)
+
+        assert here.metric("pdq_requests_in_flight") == 0
+        depth = await here.queue.depth()
+        assert (depth.queued, depth.running) == (0, 0), "cancel beats enqueue"
+
+
 async def test_missing_logprobs_are_an_error_not_an_answer_without_them(here):
     here.pipeline.script = lambda lease: Script(has_logprobs=False)
 
