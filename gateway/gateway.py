@@ -23,6 +23,7 @@ from gateway.hub import Hub
 from gateway.local_start import LocalStart
 from gateway.metrics import GatewayMetrics
 from gateway.owner_watch import OwnerWatch
+from gateway.queue_cancels import QueueCancels
 from gateway.queue_metrics import QueueMetrics
 from gateway.queue_side import QueueSide
 from gateway.readiness import reasons_not_ready
@@ -85,7 +86,13 @@ class Gateway:
                 on_route=metrics.count_route,
                 timeout_s=settings.queue_timeout_s,
                 perform=self._hub.perform,
-                notify_owner=self._hub.notify_prefill_worker,
+                cancels=QueueCancels(
+                    queue,
+                    self._background,
+                    timeout_s=settings.queue_timeout_s,
+                    give_up_s=settings.request_deadline_s,
+                    on_owner=self._hub.notify_prefill_worker,
+                ),
             )
         )
         self._queue_metrics = QueueMetrics(queue, metrics.registry)

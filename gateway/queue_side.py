@@ -13,6 +13,7 @@ from broker.errors import QueueUnavailable
 from gateway.background import Background
 from gateway.exchange import Exchange
 from gateway.local_start import LocalStart
+from gateway.queue_cancels import QueueCancels
 from gateway.route import Route, Way, choose_route
 from gateway.session import Command, Enqueue, State
 from pdq.wire.types import num_ids
@@ -41,12 +42,9 @@ class QueueSide:
         on_route: Callable[[Route], None],
         timeout_s: float,
         perform: Perform,
-        notify_owner: Callable[[str, str, int], None],
+        cancels: QueueCancels,
     ) -> None:
-        """`notify_owner(worker, request_id, gen)`: this prefill worker still holds a job that was cancelled.
-
-        `estimate_ms(num_tokens)`: of the prefill; 0 for unknown. `on_route` hears which way each request went.
-        """
+        """`estimate_ms(num_tokens)`: of the prefill; 0 for unknown. `on_route` hears which way each request went."""
         self._queue = queue
         self._background = background
         self._gateway_id = gateway_id
@@ -58,7 +56,7 @@ class QueueSide:
         self._on_route = on_route
         self._timeout_s = timeout_s
         self._perform = perform
-        self._notify_owner = notify_owner
+        self._cancels = cancels
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
     def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
@@ -67,7 +65,8 @@ class QueueSide:
         self._background.spawn(work(exchange, command))
 
     def cancel(self, request_id: str, gen: int) -> None:
-        self._background.spawn(self._cancel(request_id, gen))
+        """Nobody waits for it any more; said until the queue has heard it."""
+        self._cancels.cancel(request_id, gen)
 
     async def check_lost(self, exchanges: Iterable[Exchange]) -> None:
         """Puts in again what waits without a trace in the queue. Oldest first."""
@@ -161,14 +160,3 @@ class QueueSide:
                 await self._queue.enqueue(job)
         except TimeoutError as error:
             raise QueueUnavailable(f"no answer within {self._timeout_s} s") from error
-
-    async def _cancel(self, request_id: str, gen: int) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                owner = await self._queue.cancel(request_id, gen)
-        except (QueueUnavailable, TimeoutError) as error:  # a worker that takes it is told Gone later
-            reason = str(error) or f"no answer within {self._timeout_s} s"
-            log.warning("queue_cancel_failed", request_id=request_id, gen=gen, error=reason)
-            return
-        if owner:
-            self._notify_owner(owner, request_id, gen)
