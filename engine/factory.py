@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from connector.settings import ConnectorSettings
 from connector.validate import problems
 from engine.base import Engine, EngineError, EngineInfo
-from engine.embedded.client import EmbeddedEngine
+from engine.embedded.client import ENGINE_COMMAND, EmbeddedEngine
 from engine.embedded.settings import EngineSettings
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import StartupError
@@ -41,6 +42,7 @@ def create_engine(
     *,
     role: Literal["producer", "consumer"],
     worker_id: str,
+    command: Sequence[str] = ENGINE_COMMAND,
 ) -> Engine:
     """Not started yet. Raises StartupError when model and engine, or settings of the connector, don't go together."""
     if found := problems(settings.connector):
@@ -58,6 +60,7 @@ def create_engine(
         worker_id=worker_id,
         mode=model.mode,
         log_level=runtime.log_level,
+        command=command,
     )
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import structlog
@@ -35,6 +35,8 @@ from engine.embedded.pipe import LENGTH
 from engine.embedded.settings import EngineSettings
 
 _MAX_FRAME_BYTES: Final = 1 << 30
+ENGINE_COMMAND: Final = (sys.executable, "-m", "engine.embedded.process")
+"""Started with two more arguments: the descriptor of its socket, and this process's id."""
 _KILL_S: Final = 10.0
 """A killed process may take this long to give its memory back."""
 _log = structlog.get_logger(__name__)
@@ -58,9 +60,11 @@ class EmbeddedEngine:
         log_json: bool | None = None,
         worker_id: str = "",
         mode: str = "pull",
+        command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
         """`role`: producer (P), consumer (D) or both. `connector` None: no KV transfer. `epoch` None: a random one."""
         self._settings = settings
+        self._command = command
         self._launch = Launch(
             settings=settings,
             connector=connector,
@@ -93,9 +97,7 @@ class EmbeddedEngine:
         mine, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "engine.embedded.process",
+                *self._command,
                 str(theirs.fileno()),
                 str(os.getpid()),
                 pass_fds=(theirs.fileno(),),

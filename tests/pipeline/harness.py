@@ -36,6 +36,8 @@ class Pipeline:
     client: httpx.AsyncClient
     model: str
     log_dir: Path
+    environ: Mapping[str, str]
+    """Of every process."""
 
     @property
     def url(self) -> str:
@@ -144,7 +146,8 @@ async def running(
         log_level=log_level,
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PDQ_")}
-    deployment = Deployment(settings, environ={**inherited, "PYTHONUNBUFFERED": "1", **_DEFAULTS, **(environ or {})})
+    full_environ = {**inherited, "PYTHONUNBUFFERED": "1", **_DEFAULTS, **(environ or {})}
+    deployment = Deployment(settings, environ=full_environ)
     async with deployment:
         try:
             async with asyncio.timeout(START_LIMIT_S):
@@ -153,14 +156,15 @@ async def running(
                 else:
                     await _wait_until_only_workers_are_missing(settings.url)
         except BaseException:
-            _print_logs(folder / "run")
+            print_logs(folder / "run")
             raise
         client = httpx.AsyncClient(base_url=settings.url, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
         store = redis.asyncio.from_url(deployment.redis_url)
         try:
-            yield Pipeline(deployment, store, client, settings.served_model.name, deployment.folder.log_dir)
+            name, log_dir = settings.served_model.name, deployment.folder.log_dir
+            yield Pipeline(deployment, store, client, name, log_dir, full_environ)
         except BaseException:
-            _print_logs(folder / "run")
+            print_logs(folder / "run")
             raise
         finally:
             await client.aclose()
@@ -196,7 +200,7 @@ async def _wait_until_only_workers_are_missing(url: str) -> None:
         await eventually(missing, limit_s=START_LIMIT_S, what="gateway")
 
 
-def _print_logs(folder: Path) -> None:
+def print_logs(folder: Path) -> None:
     """The last lines of each process, for the test's report."""
     for path in sorted(folder.rglob("*.log")):
         lines = path.read_text(errors="replace").splitlines()

@@ -39,7 +39,8 @@ class Line:
 
     @property
     def is_right(self) -> bool:
-        return self.status == 200 and self.error is None and self.is_whole and self.text == self.expected
+        is_ended_once = self.is_whole and self.finish_reason is not None and not self.broken
+        return self.status == 200 and self.error is None and is_ended_once and self.text == self.expected
 
     @property
     def is_truthful(self) -> bool:
@@ -47,7 +48,8 @@ class Line:
         if self.is_right:
             return True
         is_error_object = self.error is not None and bool(self.error.get("code")) and bool(self.error.get("message"))
-        return is_error_object and self.is_whole and self.expected.startswith(self.text)
+        is_ended_once = self.is_whole and self.finish_reason is None and not self.broken
+        return is_error_object and is_ended_once and self.expected.startswith(self.text)
 
 
 @dataclass(slots=True)
@@ -98,14 +100,19 @@ class Ledger:
             async for text in response.aiter_lines():
                 if not text.startswith("data: "):
                     continue
+                has_ended = line.is_whole or line.error is not None
+                if line.is_whole or (has_ended and text != "data: [DONE]"):
+                    line.broken = f"after its end came {text[:200]}"
                 if text == "data: [DONE]":
                     line.is_whole = True
                     continue
                 event = json.loads(text.removeprefix("data: "))
                 line.error = event.get("error", line.error)
                 for choice in event.get("choices", ()):
+                    if line.finish_reason is not None:
+                        line.broken = f"after finish reason {line.finish_reason} came {text[:200]}"
                     line.text += choice["text"]
-                    line.finish_reason = choice["finish_reason"] or line.finish_reason
+                    line.finish_reason = choice["finish_reason"]
 
     def all_right(self) -> None:
         """Fails unless every client that stayed got its own right answer."""

@@ -1,0 +1,68 @@
+"""One deployment without workers per mode, for all tests of this folder that need no other settings.
+
+Each test brings its workers (`stage`) and its ledger, and is judged at its end by `invariants.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.faults import invariants
+from tests.faults.stage import Stage, staged
+from tests.pipeline.harness import Pipeline, print_logs, shared
+from tests.pipeline.ledger import Ledger
+
+HAS_PASSED = pytest.StashKey[bool]()
+LEASE_S = 2.0
+HEARTBEAT_S = 0.5
+STALL_S = 2.0
+ENVIRON = {
+    "PDQ_HEARTBEAT_S": str(HEARTBEAT_S),
+    "PDQ_REGISTRY_TTL_S": "2",
+    "PDQ_REDIS_GAP_S": "1.2",
+    "PDQ_PREFILL_WORKER__LEASE_S": str(LEASE_S),
+    "PDQ_PREFILL_WORKER__PREFILL_STALL_S": str(STALL_S),
+    "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
+    "PDQ_DECODE_WORKER__DECODE_STALL_S": str(STALL_S),
+    "PDQ_GATEWAY__STALL_S": str(STALL_S),
+    "PDQ_GATEWAY__OWNER_SILENCE_S": "1",
+    "PDQ_GATEWAY__OWNER_KV_WAIT_S": "8",
+    "PDQ_GATEWAY__MAX_MIGRATIONS": "8",
+}
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package", params=["pull", "push"])
+async def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pipeline]:
+    folder = tmp_path_factory.mktemp(request.param)
+    async with shared(folder, prefill=0, decode=0, mode=request.param, environ=ENVIRON) as deployment:
+        yield deployment
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[HAS_PASSED] = item.stash.get(HAS_PASSED, True) and report.passed
+    return report
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def stage(request: pytest.FixtureRequest, pipeline: Pipeline, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(pipeline, tmp_path) as own:
+        books = await invariants.open_books(pipeline)
+        yield own
+        if not request.node.stash[HAS_PASSED]:
+            print_logs(tmp_path)
+            return
+        await books.closed()
+        await invariants.sockets_released(own)
+        await own.drain()
+        invariants.clean_logs(own)
+
+
+@pytest.fixture
+def ledger(pipeline: Pipeline) -> Ledger:
+    return Ledger(pipeline.client)

@@ -1,0 +1,111 @@
+"""What must hold when the dust has settled, whatever was killed or stopped.
+
+I1  every accepted request got exactly one terminal answer                       (the ledger)
+I2  no answer repeats, drops or changes a token                                  (the ledger)
+I3  stream entries: enqueued = settled + dead + pending                          (`Books`)
+I4  nothing pending, KV pools full again, no key, consumer or socket left over   (`Books`, `Pipeline.quiet`)
+I5  recovery within lease + heartbeat                                            (each test that kills or stops)
+I6  no KV byte read or written after its block was freed: the simulated engine says `kv_bytes_wrong`  (the logs)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import psutil
+
+from broker.keys import GROUP, Keys
+from tests.faults.stage import Stage
+from tests.pipeline import process_logs
+from tests.pipeline.harness import Pipeline, eventually
+
+_ENDED = frozenset({"decoding", "gone", "refused", "cancelled", "deadline", "orphaned", "payload_lost", "dead"})
+_LASTING = frozenset({"prefill", "ready", "dead", "tenants", "wake", "epoch", "clock", "config", "scale", "workers"})
+"""Names of keys that the model has for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """The queue's books since `open_books`: every stream entry is accounted for."""
+
+    pipeline: Pipeline
+    num_added: int
+    """Entries that the stream had ever had at the beginning."""
+    since_ms: int
+    """Redis time of the beginning."""
+
+    async def states(self) -> Counter[str]:
+        """Of all jobs that were enqueued since."""
+        found: Counter[str] = Counter()
+        async for key in self.pipeline.redis.scan_iter(self.pipeline.key("req:*"), count=1000):
+            entry, state = await self.pipeline.redis.hmget(key, "entry", "state")
+            if entry and int(entry.split(b"-")[0]) >= self.since_ms:
+                found[state.decode()] += 1
+        return found
+
+    async def balanced(self) -> None:
+        """I3, at any time. Read in one go, or what happens meanwhile looks like a difference."""
+        states = await self.states()
+        added = await _entries_added(self.pipeline) - self.num_added
+        assert sum(states.values()) == added, f"{added} entries were added, {dict(states)} are known"
+
+    async def closed(self) -> None:
+        """I3 and I4, once everything has ended."""
+        await self.pipeline.quiet()
+        states = await self.states()
+        assert set(states) <= _ENDED, f"not ended: {dict(states)}"
+        await self.balanced()
+        await eventually(self._left_over, limit_s=15, what="clean Redis")
+
+    async def _left_over(self) -> str:
+        redis, keys = self.pipeline.redis, Keys(self.pipeline.model)
+        live = {"-", *await self.pipeline.workers()}
+        consumers = {row["name"].decode() for row in await redis.xinfo_consumers(keys.stream, GROUP)}
+        found = [f"consumer {name}" for name in consumers - live]
+        async for raw in redis.scan_iter(keys.prefix + "*", count=1000):
+            key = raw.decode()
+            name, _, rest = key.removeprefix(keys.prefix).partition(":")
+            if name not in _LASTING and await redis.ttl(key) == -1:
+                found.append(f"{key} for ever")
+            if name == "job" and (await redis.hget(keys.prefix + "req:" + rest, "state")) != b"dead":
+                found.append(f"{key}, of a job that has ended")
+        return "; ".join(found)
+
+
+async def open_books(pipeline: Pipeline) -> Books:
+    seconds, microseconds = await pipeline.redis.time()
+    added = await _entries_added(pipeline)
+    return Books(pipeline=pipeline, num_added=added, since_ms=seconds * 1000 + microseconds // 1000)
+
+
+async def _entries_added(pipeline: Pipeline) -> int:
+    stream = pipeline.key("prefill")
+    if not await pipeline.redis.exists(stream):
+        return 0
+    return int((await pipeline.redis.xinfo_stream(stream))["entries-added"])
+
+
+def clean_logs(stage: Stage) -> None:
+    """No process logged an error or a traceback that the test did not provoke; and none a wrong KV byte (I6)."""
+    for log_dir in (stage.log_dir, stage.pipeline.log_dir):
+        assert not process_logs.events(log_dir, "kv_bytes_wrong")
+    found = process_logs.faults(stage.log_dir, allowed=stage.allowed_faults)
+    assert not found, "\n".join(found[:10])
+
+
+async def sockets_released(stage: Stage) -> None:
+    """I4: the gateway and the workers that live hold no connection that its other end has closed."""
+    pids = [child.pid for child in stage.pipeline.deployment.children if child.pid]
+    pids += [worker.process.pid for worker in stage.workers if worker.process.returncode is None]
+
+    async def half_closed() -> str:
+        found = [
+            f"{pid}: {connection.laddr} -> {connection.raddr}"
+            for pid in pids
+            for connection in psutil.Process(pid).net_connections("tcp")
+            if connection.status == psutil.CONN_CLOSE_WAIT
+        ]
+        return "; ".join(found)
+
+    await eventually(half_closed, limit_s=5, what="released sockets")
