@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 
 import gateway.main as gateway_main
-from broker.base import PrefillJob, QueueDepth
+from broker.base import JobFate, PrefillJob, QueueDepth
 from broker.delivery import QueueSettings
 from broker.links import NoticeInbox, NoticeReply
 from broker.messages import Admit, Notice
@@ -81,12 +81,11 @@ class PushQueue:
         self._dispatcher.done(request_id)
         return await self._fifos[self._fifo_of[request_id]].cancel(request_id, gen)
 
-    async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-        gone: list[tuple[str, int]] = []
-        for number, fifo in enumerate(self._fifos):
-            if mine := tuple(request for request in requests if self._fifo_of.get(request[0]) == number):
-                gone += await fifo.missing(mine)
-        return tuple(gone)
+    async def fates(self, requests: tuple[tuple[str, int], ...]) -> tuple[JobFate, ...]:
+        found: list[JobFate] = []
+        for request in requests:
+            found += await self._fifos[self._fifo_of[request[0]]].fates((request,))
+        return tuple(found)
 
     async def depth(self) -> QueueDepth:
         return await self._fifos[0].depth()  # for its metrics only, which nobody reads here

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from pdq.wire.types import Pair, SamplingParams
 
@@ -68,6 +68,29 @@ class DeadJob:
     reason: str
     """`deadline`, `orphaned`, `max_attempts`, `payload_lost`, `payload_invalid`."""
     detail: str
+
+    @property
+    def is_retryable(self) -> bool:
+        """Nothing is wrong with the request: its payload got lost, or its gateway was away for a while."""
+        return self.reason in RETRYABLE_ENDS
+
+
+RETRYABLE_ENDS: Final = frozenset({"orphaned", "payload_lost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFate:
+    """What the store knows of a job."""
+
+    state: str
+    """`lost` (no trace, or not enough for anybody to take it), `queued`, `prefill`, or how it ended: what settle said,
+    `cancelled`, `deadline`, `orphaned`, `payload_lost`, `dead`."""
+    detail: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody will take it, or has it."""
+        return self.state in ("queued", "prefill")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +155,8 @@ class PrefillQueue(Protocol):
     async def leave(self, owner: str) -> bool:
         """The last call of an owner that ends: its name is forgotten. False: it holds jobs, so the name stays."""
 
-    async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-        """Those (request id, gen) of which the store knows nothing: never enqueued, ended long ago, or lost with it."""
-
-    async def epoch(self) -> str:
-        """Random mark of the store's data; another one than before means that data was lost."""
+    async def fates(self, requests: tuple[tuple[str, int], ...]) -> tuple[JobFate, ...]:
+        """One for each (request id, gen). One that was never enqueued, or ended long ago, is `lost` too."""
 
     async def depth(self) -> QueueDepth: ...
 

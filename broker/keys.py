@@ -10,7 +10,6 @@
 | `pdq:{m}:tenants` | zset | tenants that are ahead of the clock, score = virtual time (ms) |
 | `pdq:{m}:wake` | stream | at most one entry: jobs came back; wakes sleeping workers |
 | `pdq:{m}:dead` | stream | dead letters: `id gen reason attempts worker error tokens tenant`; at most `max_dead_letters` |
-| `pdq:{m}:epoch` | string | random mark of this data set; missing or another one = data was lost |
 | `pdq:{m}:clock` | hash | `last` time somebody reaped or beat, `since` when there was no gap (after a gap nobody is dead yet); `arrivals` counts enqueues |
 | `pdq:{m}:config` | hash | what holds for every process of the model: `mode`. Set by the first one, TTL `registry_ttl_s` after the last one |
 | `pdq:{m}:scale` | hash | a row per `pdq up` (`<host>:<run folder>`): the worker processes that it shall run, `prefill=3 decode=2`. TTL `registry_ttl_s` |
@@ -39,7 +38,6 @@ class Keys:
         self.tenants: Final = self.prefix + "tenants"
         self.wake: Final = self.prefix + "wake"
         self.dead: Final = self.prefix + "dead"
-        self.epoch: Final = self.prefix + "epoch"
         self.clock: Final = self.prefix + "clock"
         self.config: Final = self.prefix + "config"
         self.scale: Final = self.prefix + "scale"

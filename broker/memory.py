@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.base import DeadJob, JobLease, PrefillJob, QueueDepth, Taken
+from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Taken
 from broker.delivery import (
     QueueSettings,
     Verdict,
@@ -182,12 +182,13 @@ class MemoryQueue:
     async def leave(self, owner: str) -> bool:
         return not await self.held(owner)
 
-    async def missing(self, requests: tuple[Key, ...]) -> tuple[Key, ...]:
+    async def fates(self, requests: tuple[Key, ...]) -> tuple[JobFate, ...]:
         self._forget_ended()
-        return tuple(key for key in requests if key not in self._requests)
-
-    async def epoch(self) -> str:
-        return f"memory-{id(self):x}"
+        found = (self._requests.get(key) for key in requests)
+        return tuple(
+            JobFate(state="lost") if known is None else JobFate(state=known.state, detail=known.reason)
+            for known in found
+        )
 
     async def depth(self) -> QueueDepth:
         ready = self._ready()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
 
-from broker.base import DeadJob, JobLease, PrefillJob, QueueDepth, Taken
+from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Taken
 from broker.delivery import QueueSettings, ms_to_due, tenant_cost_ms
 from broker.errors import QueueUnavailable
 from broker.keys import GROUP, Keys
@@ -23,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 JOBS: Final[Codec[PrefillJob]] = Codec(PrefillJob)
 _ENTRY_VERSION: Final = 1
-_MISSING_BATCH: Final = 500
+_FATES_BATCH: Final = 500
 _HELD_MAX: Final = 10_000
 _DEPTH_SCAN: Final = 256
 _DETAIL_MAX: Final = 500
@@ -152,16 +151,14 @@ class RedisPrefillQueue:
     async def leave(self, owner: str) -> bool:
         return bool(await self._run("leave", (self.keys.stream,), (GROUP, owner)))
 
-    async def missing(self, requests: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-        gone: list[tuple[str, int]] = []
-        for start in range(0, len(requests), _MISSING_BATCH):
-            batch = requests[start : start + _MISSING_BATCH]
-            reply = await self._run("missing", (self.keys.epoch,), [self.keys.req(*request) for request in batch])
-            gone += [request for request, is_missing in zip(batch, reply, strict=True) if is_missing]
-        return tuple(gone)
-
-    async def epoch(self) -> str:
-        return text(await self._run("epoch", (self.keys.epoch,), (secrets.token_hex(8),)))
+    async def fates(self, requests: tuple[tuple[str, int], ...]) -> tuple[JobFate, ...]:
+        where = (self.keys.stream, self.keys.ready)
+        fates: list[JobFate] = []
+        for start in range(0, len(requests), _FATES_BATCH):
+            batch = requests[start : start + _FATES_BATCH]
+            reply = await self._run("fates", where, [self.keys.req(*request) for request in batch])
+            fates += [JobFate(state=text(state), detail=text(detail)) for state, detail in reply]
+        return tuple(fates)
 
     async def depth(self) -> QueueDepth:
         where = (self.keys.stream, self.keys.ready, self.keys.dead)

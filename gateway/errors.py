@@ -20,6 +20,7 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "unsupported": (400, _REQUEST),
     "unsupported_content_type": (400, _REQUEST),
     "context_length_exceeded": (400, _REQUEST),
+    "prompt_too_long": (400, _REQUEST),
     "invalid_api_key": (401, "authentication_error"),
     "model_not_found": (404, _REQUEST),
     "not_found": (404, _REQUEST),

@@ -140,7 +140,7 @@ class Gateway:
                     group.create_task(self._membership.run()),
                     group.create_task(every(settings.tick_s, hub.tick, name="tick")),
                     group.create_task(every(settings.owner_check_s, self._watch.check, name="owner_watch")),
-                    group.create_task(every(settings.lost_check_s, hub.check_lost, name="lost_check")),
+                    group.create_task(every(settings.lost_check_s, hub.check_fates, name="fates_check")),
                     group.create_task(every(settings.queue_metrics_s, self._queue_metrics.poll, name="queue_metrics")),
                 ]
                 serving = group.create_task(self._http.serve())

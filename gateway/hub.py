@@ -129,8 +129,7 @@ class Hub:
                     self._refuse(worker, delta.request_id, command.pair)
                     commands = []
             if commands:
-                self._note_migration(exchange, commands, "delta")
-                self.perform(exchange, commands)
+                self.perform(exchange, commands, "delta")
 
     def _on_admit(self, admit: Admit, reply: NoticeReply) -> None:
         exchange = self._exchanges.get(admit.request_id)
@@ -141,8 +140,7 @@ class Hub:
         if exchange is None or not is_go:
             reply(Gone(request_id=admit.request_id, pair=admit.pair, reason="no right to answer this request"))
             if exchange is not None and commands:
-                self._note_migration(exchange, commands, "admit_conflict")
-                self.perform(exchange, commands)
+                self.perform(exchange, commands, "admit_conflict")
             return
         reply(Go(request_id=admit.request_id, pair=admit.pair))
         if exchange.admit is None or exchange.admit.pair != admit.pair:
@@ -164,8 +162,7 @@ class Hub:
             return
         told = {"worker": failed.worker, "code": failed.code, "detail": failed.detail}
         log.warning("attempt_failed", request_id=failed.request_id, pair=str(failed.pair), **told)
-        self._note_migration(exchange, commands, failed.code)
-        self.perform(exchange, commands)
+        self.perform(exchange, commands, failed.code)
 
     # --- clock, owners, shutdown ---
 
@@ -199,13 +196,12 @@ class Hub:
     def on_owner_dead(self, worker: str) -> None:
         for exchange in list(self._exchanges.values()):
             commands = exchange.session.on_owner_dead(worker)
-            self._note_migration(exchange, commands, "decode_worker_lost")
-            self.perform(exchange, commands)
+            self.perform(exchange, commands, "decode_worker_lost")
         self._receiver.forget(worker)
 
-    async def check_lost(self) -> None:
+    async def check_fates(self) -> None:
         assert self._queue is not None
-        await self._queue.check_lost(list(self._exchanges.values()))
+        await self._queue.check_fates(list(self._exchanges.values()))
 
     async def drain(self, grace_s: float) -> None:
         """Nothing new; waits for what is in flight, then ends the rest with an error."""
@@ -220,9 +216,11 @@ class Hub:
 
     # --- commands ---
 
-    def perform(self, exchange: Exchange, commands: list[Command]) -> None:
-        """Carries out a session's commands, in order."""
+    def perform(self, exchange: Exchange, commands: list[Command], reason: str = "") -> None:
+        """Carries out a session's commands, in order. `reason`: why it moves on to its next gen, if it does."""
         assert self._queue is not None
+        if reason and any(isinstance(command, Enqueue) for command in commands):
+            note_migration(exchange, reason, self._metrics)
         for command in commands:
             match command:
                 case Emit():
@@ -275,10 +273,6 @@ class Hub:
             if end.stats is not None and end.stats.transfer is not None:
                 self._metrics.kv_bytes.inc(end.stats.transfer.num_bytes)
         exchange.bell.ring()
-
-    def _note_migration(self, exchange: Exchange, commands: list[Command], reason: str) -> None:
-        if any(isinstance(command, Enqueue) for command in commands):
-            note_migration(exchange, reason, self._metrics)
 
     def _refuse(self, worker: str, request_id: str, pair: Pair) -> None:
         self._metrics.refused_deltas.inc()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from broker.base import PrefillJob, PrefillQueue
+from broker.base import RETRYABLE_ENDS, JobFate, PrefillJob, PrefillQueue
 from broker.errors import QueueUnavailable
 from gateway.background import Background
 from gateway.exchange import Exchange
@@ -16,15 +16,27 @@ from gateway.local_start import LocalStart
 from gateway.queue_cancels import QueueCancels
 from gateway.route import Route, Way, choose_route
 from gateway.session import Command, Enqueue, State
-from pdq.wire.types import num_ids
+from pdq.wire.types import Pair, num_ids
 
 _RETRY_MIN_S: Final = 0.25
 _RETRY_MAX_S: Final = 2.0
 _AGAIN_AT_ONCE: Final = 16
 """Requests that go back into the queue at the same time: after a loss of data all of them want to."""
+_CODE_OF_END: Final = {
+    "dead": "dead_letter",
+    "deadline": "deadline",
+    "refused": "prompt_too_long",
+    "orphaned": "orphaned",
+    "payload_lost": "payload_lost",
+}
+"""What the client is told. Other ends (`decoding`, `gone`) mean that some worker was to have it."""
 log = structlog.get_logger(__name__)
 
-Perform = Callable[[Exchange, list[Command]], None]
+
+class Perform(Protocol):
+    """Carries out a session's commands; `reason`: why it moves on to its next gen, if it does."""
+
+    def __call__(self, exchange: Exchange, commands: list[Command], reason: str = "") -> None: ...
 
 
 class QueueSide:
@@ -57,6 +69,8 @@ class QueueSide:
         self._timeout_s = timeout_s
         self._perform = perform
         self._cancels = cancels
+        self._ended: set[tuple[str, int]] = set()
+        """(request id, gen) that the last check found ended."""
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
     def enqueue(self, exchange: Exchange, command: Enqueue) -> None:
@@ -68,21 +82,42 @@ class QueueSide:
         """Nobody waits for it any more; said until the queue has heard it."""
         self._cancels.cancel(request_id, gen)
 
-    async def check_lost(self, exchanges: Iterable[Exchange]) -> None:
-        """Puts in again what waits without a trace in the queue. Oldest first."""
+    async def check_fates(self, exchanges: Iterable[Exchange]) -> None:
+        """Asks the queue what became of those that wait there. What got lost is put in again, oldest first.
+
+        What has ended there without a word to us (its notice got lost) ends here too, or is tried again.
+        """
         waiting = [e for e in exchanges if e.session.state is State.QUEUED]
-        if not waiting:
-            return
         asked = [(e.request_id, e.session.gen) for e in waiting]
         try:
             async with asyncio.timeout(self._timeout_s):
-                missing = await self._queue.missing(tuple(asked))
+                fates = await self._queue.fates(tuple(asked)) if asked else ()
         except (QueueUnavailable, TimeoutError):
             return
-        for exchange, (request_id, gen) in zip(waiting, asked, strict=True):
-            if (request_id, gen) in missing:
-                log.warning("job_lost", request_id=request_id, gen=gen)
-                self._perform(exchange, exchange.session.on_job_lost(gen))
+        ended, self._ended = self._ended, set()
+        for exchange, key, fate in zip(waiting, asked, fates, strict=True):
+            session, gen = exchange.session, key[1]
+            if fate.is_open or session.state is not State.QUEUED or session.gen != gen:
+                continue
+            if fate.state == "lost":
+                log.warning("job_lost", request_id=session.request_id, gen=gen)
+                self._perform(exchange, session.on_job_lost(gen), "job_lost")
+            elif key in ended:
+                self._end_unheard(exchange, gen, fate)
+            else:
+                self._ended.add(key)  # the notice may be on its way
+
+    def _end_unheard(self, exchange: Exchange, gen: int, fate: JobFate) -> None:
+        session = exchange.session
+        log.warning("job_ended_unheard", request_id=session.request_id, gen=gen, state=fate.state, detail=fate.detail)
+        code = _CODE_OF_END.get(fate.state)
+        commands = session.on_failed(
+            Pair(gen=gen, attempt=0),
+            code or "job_ended",
+            fate.detail or f"the queue says {fate.state}, and no worker has it",
+            retryable=code is None or fate.state in RETRYABLE_ENDS,
+        )
+        self._perform(exchange, commands, code or "job_ended")
 
     async def _enqueue(self, exchange: Exchange, command: Enqueue) -> None:
         try:

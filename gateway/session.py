@@ -229,7 +229,7 @@ class Session:
         """The queue has no trace of the job: put it in again. Not a migration: no worker failed."""
         if gen != self.gen or self.state is not State.QUEUED:
             return []
-        return [self._enqueue()]
+        return [QueueCancel(gen=gen), self._enqueue()]  # some of it may be there still
 
     def on_stop_string(self) -> list[Command]:
         """The text contains a stop string: what the worker would still generate is not wanted."""

@@ -99,7 +99,7 @@ class JobEnds:
                 worker=self._worker_id,
                 code=dead.reason,
                 detail=dead.detail,
-                retryable=False,
+                retryable=dead.is_retryable,
             ),
         )
 

@@ -244,13 +244,21 @@ async def test_held_jobs_that_the_worker_does_not_know_can_be_given_back(store: 
     assert (await take_one(store.queue, "p3")).failures == 0
 
 
-async def test_missing_names_the_requests_that_the_store_does_not_know(store: Store) -> None:
-    await store.queue.enqueue(job("r1"))
+async def test_fates_say_what_became_of_each_job(store: Store) -> None:
+    for name in ("dead", "settled", "taken", "waits"):
+        await store.queue.enqueue(job(name))
+    dead, settled, _ = [await take_one(store.queue) for _ in range(3)]
+    while await store.queue.give_back(dead, failure="engine_error: boom") is None:
+        dead = await take_one(store.queue)  # at its old place: the first
+    await store.queue.settle(settled, state="decoding")
+    await store.queue.cancel("early", 1)
+    names = ("dead", "settled", "taken", "waits", "early", "never")
 
-    gone = await store.queue.missing((("r1", 1), ("r1", 2), ("r2", 1)))
+    fates = await store.queue.fates((*((name, 1) for name in names), ("waits", 2)))
 
-    assert gone == (("r1", 2), ("r2", 1))
-    assert await store.queue.epoch() == await store.queue.epoch() != ""
+    assert [fate.state for fate in fates] == ["dead", "decoding", "prefill", "queued", "cancelled", "lost", "lost"]
+    assert [fate.is_open for fate in fates] == [False, False, True, True, False, False, False]
+    assert fates[0].detail == "engine_error: boom"
 
 
 async def test_depth_counts_queued_running_and_dead(store: Store) -> None:

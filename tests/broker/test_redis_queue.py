@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from redis.crc import key_slot
 
+from broker.base import JobFate
 from broker.errors import QueueUnavailable
 from broker.redis_queue import RedisPrefillQueue
 from broker.redis_replies import fields, text
@@ -80,7 +81,6 @@ async def test_all_keys_of_a_model_share_one_cluster_slot(redis_store: RedisStor
         await queue.enqueue(job(name, tenant="t"))
     await queue.give_back(await take_one(queue), failure="boom")
     await redis_store.expire_leases()
-    await queue.epoch()
 
     found = {text(key) for key in await redis_store.calls.call("KEYS", "*")} - {"pdq:models"}
 
@@ -156,16 +156,28 @@ async def test_the_group_is_made_again_when_it_was_destroyed(redis_store: RedisS
 async def test_after_a_flush_everything_works_and_the_loss_can_be_seen(redis_store: RedisStore) -> None:
     queue = redis_store.queue
     await queue.enqueue(job("r1"))
-    lease, epoch = await take_one(queue), await queue.epoch()
+    lease = await take_one(queue)
     await redis_store.calls.call("FLUSHALL")
 
     assert await queue.renew((lease,)) == (False,)
-    assert await queue.missing((("r1", 1),)) == (("r1", 1),)
-    assert await queue.epoch() != epoch
+    assert await queue.fates((("r1", 1),)) == (JobFate(state="lost"),)
     assert await queue.reap() == ()
     assert (await queue.depth()).queued == 0
     await queue.enqueue(job("r1", gen=2))
     assert (await take_one(queue)).pair.gen == 2
+
+
+@pytest.mark.parametrize("key", ["stream", "ready"])
+async def test_a_job_of_which_only_half_is_there_is_lost(redis_store: RedisStore, key: str) -> None:
+    queue = redis_store.queue
+    await queue.enqueue(job("taken"))
+    await take_one(queue)
+    await queue.enqueue(job("waits"))
+    await redis_store.calls.call("DEL", getattr(queue.keys, key))
+
+    fates = await queue.fates((("taken", 1), ("waits", 1)))
+
+    assert [fate.state for fate in fates] == ["lost" if key == "stream" else "prefill", "lost"]
 
 
 async def test_a_cancelled_take_gives_its_jobs_back(redis_store: RedisStore) -> None:
@@ -261,7 +273,7 @@ async def test_a_full_redis_refuses_new_jobs_whole_and_lets_running_ones_end(red
     finally:
         await call("CONFIG", "SET", "maxmemory", "0")
 
-    assert await queue.missing((("r4", 1),)) == (("r4", 1),)
+    assert await queue.fates((("r4", 1),)) == (JobFate(state="lost"),)
     assert await call("EXISTS", queue.keys.job("r4", 1)) == 0
     assert await store.leftovers() == (1, 0, 1)
     await store.close()

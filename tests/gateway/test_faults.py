@@ -186,6 +186,38 @@ async def test_a_job_that_the_queue_has_lost_is_put_in_again():
     assert second.taken.get_nowait().pair.gen == 2
 
 
+async def test_a_dead_letter_whose_notice_was_lost_is_an_answer_all_the_same():
+    settings = GatewaySettings(http_port=0, lost_check_s=0.05)
+    async with world(settings, takes=False) as here:
+        request = asyncio.create_task(here.http.post("/v1/completions", json=TEXT))
+        while not here.queue.dead_letters:
+            assert await here.queue.wait(LIMIT_S)
+            for lease in (await here.queue.take("prefill-1", max_tokens=10**9, max_jobs=1)).leases:
+                await here.queue.give_back(lease, failure="engine_error: out of memory")
+
+        answer = await request
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "dead_letter")
+    assert "out of memory" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("state", ["gone", "decoding"])
+async def test_a_job_that_ended_without_an_owner_is_tried_again(state):
+    settings = GatewaySettings(http_port=0, lost_check_s=0.05)
+    async with world(settings, takes=False) as here:
+        request = asyncio.create_task(here.http.post("/v1/completions", json=TEXT))
+        assert await here.queue.wait(LIMIT_S)
+        (lease,) = (await here.queue.take("prefill-1", max_tokens=10**9, max_jobs=1)).leases
+        await here.queue.settle(lease, state=state)
+
+        async with echo_pipeline(here.queue, here.registry, worker_id="decode-second") as second:
+            answer = await request
+
+        assert here.metric("pdq_migrations_total", reason="job_ended", resume="fresh") == 1
+    assert answer.json()["choices"][0]["text"] == "hello" * 4
+    assert second.taken.get_nowait().pair.gen == 2
+
+
 async def test_a_queue_that_is_down_is_a_503_with_a_time_to_come_back(here, monkeypatch):
     async def refuse(job):
         raise QueueUnavailable("connection refused")

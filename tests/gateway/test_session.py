@@ -184,7 +184,7 @@ def test_the_deadline_stops_queue_and_worker():
 def test_a_lost_job_is_no_migration():
     it = queued(max_migrations=0)
 
-    assert it.on_job_lost(1) == [Enqueue(gen=2, generated_ids=b"")]
+    assert it.on_job_lost(1) == [QueueCancel(gen=1), Enqueue(gen=2, generated_ids=b"")]
     assert it.on_job_lost(1) == []
 
 

@@ -70,7 +70,7 @@ async def consumers(pipeline: Pipeline) -> set[str]:
     return {consumer["name"].decode() for consumer in found} - {"-"}
 
 
-FIXED_KEYS = frozenset({"prefill", "ready", "tenants", "wake", "dead", "epoch", "clock", "config", "workers"})
+FIXED_KEYS = frozenset({"prefill", "ready", "tenants", "wake", "dead", "clock", "config", "workers"})
 """One of each per model, however many workers there were."""
 
 
