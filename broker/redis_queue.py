@@ -21,7 +21,6 @@ from pdq.wire.types import Pair
 _log = structlog.get_logger(__name__)
 
 JOBS: Final[Codec[PrefillJob]] = Codec(PrefillJob)
-_ENTRY_VERSION: Final = 1
 _FATES_BATCH: Final = 500
 _HELD_MAX: Final = 10_000
 _DEPTH_SCAN: Final = 256
@@ -60,7 +59,7 @@ class RedisPrefillQueue:
         )
         entry: tuple[Argument, ...] = ("id", job.request_id, "gen", job.gen, "tokens", tokens, "priority", job.priority)
         entry += ("mode", job.mode, "tenant", job.tenant, "gateway", job.gateway, "gateway_id", job.gateway_id)
-        entry += ("v", _ENTRY_VERSION, "traceparent", job.traceparent)
+        entry += ("traceparent", job.traceparent)
         is_queued, entry_id = await self._run("enqueue", where, (JOBS.encode(job), *times, *entry))
         return text(entry_id) if is_queued else None
 
@@ -129,9 +128,26 @@ class RedisPrefillQueue:
             self._reap_cursor = text(cursor)
             if self._reap_cursor == "0-0":
                 break
+        await self._adopt()
         if num_back or dead:
             _log.warning("leases_reaped", put_back=num_back, dead=[job.request_id for job in dead])
         return tuple(dead)
+
+    async def _adopt(self) -> None:
+        """What is nobody's becomes somebody's again; foreign entries end as dead letters at the next take."""
+        keys, start, num_adopted = self.keys, "-", 0
+        for _ in range(self._settings.reap_calls_max):
+            args = (GROUP, keys.prefix, start, self._settings.reap_batch)
+            try:
+                after, count = await self._run("adopt", (keys.stream, keys.ready, keys.wake), args)
+            except QueueUnavailable:
+                break  # what was reaped must be told; the next reap looks again
+            num_adopted += int(count)
+            start = text(after)
+            if not start:
+                break
+        if num_adopted:
+            _log.warning("entries_adopted", entries=num_adopted)
 
     async def cancel(self, request_id: str, gen: int) -> str | None:
         owner = await self._run("cancel", self._keys_of(request_id, gen), (GROUP, self._burial[0]))
@@ -235,6 +251,8 @@ def _lease(owner: str, raw: Sequence[Any]) -> JobLease | _Unreadable:
     entry_id, request_id, gen, attempt, failures, left_ms, waited_ms, payload = raw
     try:
         job, _ = JOBS.decode(payload)
+        if (job.request_id, job.gen) != (text(request_id), int(gen)):
+            raise DecodeError("of another request")
     except DecodeError as exc:
         return _Unreadable(owner, text(entry_id), int(attempt), text(request_id), int(gen), f"payload: {exc}")
     return JobLease(

@@ -44,6 +44,7 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "dead_letter": (502, _SERVER),
     "orphaned": (502, _SERVER),
     "payload_lost": (502, _SERVER),
+    "payload_invalid": (502, _SERVER),
     "prompt_logprobs_missing": (502, _SERVER),
     "internal_error": (500, _SERVER),
 }

@@ -21,10 +21,37 @@ end
 local function req_key(prefix, fields) return prefix .. 'req:' .. fields['id'] .. ':' .. fields['gen'] end
 local function job_key(prefix, fields) return prefix .. 'job:' .. fields['id'] .. ':' .. fields['gen'] end
 
+local ENTRY_VERSION = '1'
+
+-- Why no enqueue of this version can have written an entry with these fields; nil: one can.
+local function problem_of(fields)
+  if fields['v'] ~= ENTRY_VERSION then
+    return 'stream entry of version ' .. string.sub(fields['v'] or '(none)', 1, 20) .. ', expected ' .. ENTRY_VERSION
+  end
+  for _, name in ipairs({'id', 'gateway', 'gateway_id', 'tenant'}) do
+    if not fields[name] then return 'stream entry without ' .. name end
+  end
+  for _, name in ipairs({'gen', 'tokens'}) do
+    if not string.match(fields[name] or '', '^%d+$') or #fields[name] > 9 then return 'stream entry without ' .. name end
+  end
+  for _, name in ipairs({'due', 'deadline'}) do
+    local number = tonumber(fields[name])
+    if not number or not (math.abs(number) < 2 ^ 53) then return 'stream entry without ' .. name end -- also NaN
+  end
+end
+
+-- The entry's fields, or nil. Of a foreign or damaged one as much as can be read, and what is wrong with it.
 local function fields_of(stream, entry)
   local found = redis.call('XRANGE', stream, entry, entry)
   if #found == 0 then return nil end
-  return pairs_of(found[1][2])
+  local fields = pairs_of(found[1][2])
+  local problem = problem_of(fields)
+  if not problem then return fields end
+  local readable = {gen = string.match(fields['gen'] or '', '^%d%d?%d?$') or '0'}
+  for _, name in ipairs({'id', 'tokens', 'tenant', 'gateway', 'gateway_id'}) do
+    readable[name] = string.sub(fields[name] or '', 1, 200)
+  end
+  return readable, problem
 end
 
 -- Redis has answered without a gap since this time; `gap` is the silence (ms) that counts as one.

@@ -22,7 +22,7 @@ local deadline = whole(now + tonumber(ARGV[3]))
 
 local entry = {'XADD', KEYS[1], '*'}
 for i = 8, #ARGV do entry[#entry + 1] = ARGV[i] end
-for _, field in ipairs({'due', due, 'deadline', deadline}) do entry[#entry + 1] = field end
+for _, field in ipairs({'v', ENTRY_VERSION, 'due', due, 'deadline', deadline}) do entry[#entry + 1] = field end
 local is_first = redis.call('EXISTS', KEYS[1]) == 0
 local id = redis.call(unpack(entry))
 if is_first then redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[7], '0') end -- XPENDING answers before any worker came

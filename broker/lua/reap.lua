@@ -12,16 +12,17 @@ local claimed = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], '-', lease, ARGV[5], 
 
 local dead, count = {}, 0
 for _, entry in ipairs(claimed[2]) do
-  local fields = fields_of(KEYS[1], entry)
+  local fields, problem = fields_of(KEYS[1], entry)
   if fields then
     local req, job = req_key(ARGV[2], fields), job_key(ARGV[2], fields)
     local known = redis.call('HMGET', req, 'worker', 'attempt')
     local worker, attempt = known[1] or '', known[2] or '0'
-    local detail = 'lease of ' .. worker .. ' ran out'
-    if redis.call('HINCRBY', req, 'failures', 1) >= tonumber(ARGV[7]) then
+    local reason, detail = 'max_attempts', 'lease of ' .. worker .. ' ran out'
+    if problem then reason, detail = 'payload_invalid', problem end
+    if problem or redis.call('HINCRBY', req, 'failures', 1) >= tonumber(ARGV[7]) then
       remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[8], 'dead', detail)
-      bury(KEYS[3], ARGV[10], job, ARGV[9], fields, attempt, worker, 'max_attempts', detail)
-      dead[#dead + 1] = dead_job(fields, attempt, 'max_attempts', detail)
+      bury(KEYS[3], ARGV[10], job, ARGV[9], fields, attempt, worker, reason, detail)
+      dead[#dead + 1] = dead_job(fields, attempt, reason, detail)
     else
       put_back(KEYS[1], KEYS[2], ARGV[1], entry, fields['due'], req, detail)
       count = count + 1

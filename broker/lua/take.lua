@@ -13,10 +13,10 @@ local orphan_ms = tonumber(ARGV[8])
 local is_steady = now - steady_since(KEYS[4], now, tonumber(ARGV[7]), false) >= orphan_ms
 local leases, dead, num_seen = {}, {}, 0
 
-local function finish(entry, fields, req, state, detail)
+local function finish(entry, fields, req, state, detail, reason)
   local attempt = redis.call('HGET', req, 'attempt') or '0'
   remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], state, detail)
-  dead[#dead + 1] = dead_job(fields, attempt, state, detail)
+  dead[#dead + 1] = dead_job(fields, attempt, reason or state, detail)
   return attempt
 end
 
@@ -24,13 +24,16 @@ while #leases < max_jobs and num_seen < max_seen do
   local entry = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   if not entry then break end
   num_seen = num_seen + 1
-  local fields = fields_of(KEYS[1], entry)
+  local fields, problem = fields_of(KEYS[1], entry)
   if not fields then
     redis.call('ZREM', KEYS[2], entry)
   else
     local req, job = req_key(ARGV[3], fields), job_key(ARGV[3], fields)
-    local left = tonumber(fields['deadline']) - now
-    if left <= 0 then
+    local left = problem and 0 or tonumber(fields['deadline']) - now
+    if problem then
+      local attempt = finish(entry, fields, req, 'dead', problem, 'payload_invalid')
+      bury(KEYS[3], ARGV[11], job, ARGV[10], fields, attempt, '', 'payload_invalid', problem)
+    elseif left <= 0 then
       finish(entry, fields, req, 'deadline', 'deadline passed while queued')
       redis.call('UNLINK', job)
     elseif is_gone(KEYS[5], fields['gateway_id'], now, is_steady, orphan_ms) then
