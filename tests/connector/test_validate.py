@@ -9,7 +9,7 @@ import pytest
 from connector.memory_transport import MemoryFabric, MemoryTransport
 from connector.mooncake import MooncakeTransport
 from connector.settings import ConnectorSettings
-from connector.validate import problems, transport_problems
+from connector.validate import installation_problems, problems, transport_problems
 
 DEFAULTS = ConnectorSettings()
 
@@ -34,3 +34,18 @@ def test_a_setting_that_can_not_work_is_named(change, names):
 @pytest.mark.parametrize("make", [lambda: MemoryTransport(MemoryFabric()), MooncakeTransport])
 def test_a_transport_that_works_has_no_problem(make):
     assert transport_problems(make(), "127.0.0.1") == []
+
+
+def test_two_mooncake_packages_are_named_with_the_way_out():
+    installed = {"mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"}
+
+    (problem,) = installation_problems(installed.__contains__)
+
+    assert all(name in problem for name in installed)
+    assert "pip uninstall -y mooncake-transfer-engine mooncake-transfer-engine-non-cuda" in problem
+
+
+def test_one_mooncake_package_or_none_is_no_problem():
+    assert installation_problems({"mooncake-transfer-engine-npu"}.__contains__) == []
+    assert installation_problems(lambda _: False) == []
+    assert installation_problems() == []
