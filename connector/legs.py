@@ -106,6 +106,7 @@ def verify_of(leg: Leg, hello: Hello) -> Verify:
         consumer=hello.consumer,
         rank=hello.rank,
         tp_size=hello.tp_size,
+        load=leg.leg_id,
         is_last=len(leg.running.legs) == 1,
     )
 

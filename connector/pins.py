@@ -33,6 +33,8 @@ class Pin:
     """Per consumer: until when it counts as alive."""
     claims: set[tuple[str, int]] = field(default_factory=set)
     """(consumer, rank) that may be reading now. Only consumers with a lease have any."""
+    verified: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The last load of (consumer, rank) that was told so."""
     done: dict[str, set[int]] = field(default_factory=dict)
     cancelled: dict[str, set[int]] = field(default_factory=dict)
     unwanted: str | None = None
@@ -121,14 +123,15 @@ class Pins:
     def is_expected(self, key: TransferKey) -> bool:
         return key in self._pins and self._pins[key].state is PinState.EXPECTED
 
-    def verify(self, key: TransferKey, consumer: str, rank: int, now: float) -> str | None:
+    def verify(self, key: TransferKey, consumer: str, rank: int, load: int, now: float) -> str | None:
         """None: the blocks have been pinned ever since the prefill, so what was read is valid.
 
         The reader's ticket was made when the bytes were in place, and a pin is freed once: one that lives now has lived
-        since then, claimed or not. A repeated question gets the same answer when the first has freed the pin. Check
-        `is_expected` first: the question then has to wait.
+        since then, claimed or not. A repeated question gets the same answer when the first has freed the pin; one of
+        another load of that rank (`load` counts them) doesn't: it may have read what came after. Check `is_expected`
+        first: the question then has to wait.
         """
-        if (buried := self._pins.get(key)) is not None and rank in buried.done.get(consumer, ()):
+        if (known := self._pins.get(key)) is not None and known.verified.get((consumer, rank)) == load:
             return None
         pin = self._live(key, now)
         if isinstance(pin, str):
@@ -136,6 +139,7 @@ class Pins:
         if pin.state is PinState.EXPECTED:
             raise IllegalTransition(f"{key} is verified before its prefill has ended")
         self._attend(pin, consumer, now)
+        pin.verified[consumer, rank] = load
         return None
 
     def done(

@@ -177,7 +177,7 @@ class Producer:
             return
         if self._must_wait(verify, reply, now):
             return
-        refusal = self._pins.verify(verify.key, verify.consumer, verify.rank, now)
+        refusal = self._pins.verify(verify.key, verify.consumer, verify.rank, verify.load, now)
         if refusal:
             reply(_gone(verify, refusal))
             return

@@ -106,6 +106,8 @@ class Verify(TransferMessage):
     consumer: str
     rank: int
     tp_size: int
+    load: int
+    """Counts the rank's loads: a later one of the same transfer has read at another time."""
     is_last: bool
     """True: this rank is done once it is told Verified, no Done follows."""
 

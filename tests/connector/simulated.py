@@ -42,6 +42,13 @@ class Prefill:
     contact: dict[str, float] = field(default_factory=dict)
     """Per consumer that has an unfinished claim: when P heard of it last."""
 
+    def heard_of(self, consumer: str, now: float, *, claims: bool) -> None:
+        if claims or consumer in self.readers(now):
+            self.contact[consumer] = now
+
+    def readers(self, now: float) -> list[str]:
+        return [name for name, at in self.contact.items() if now - at < SETTINGS.kv_lease_s]
+
 
 @dataclass
 class Consumer:

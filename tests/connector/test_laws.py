@@ -34,6 +34,8 @@ class Transfers(RuleBasedStateMachine):
         self.memory = [0] * P_BLOCKS
         self.free = list(range(P_BLOCKS))
         self.prefills: dict[str, Prefill] = {}
+        self.tickets: dict[str, Prefill] = {}
+        """Of every prefill that was written; the newest last."""
         self.freed: list[str] = []
         self.producer = Producer(
             epoch="p-1",
@@ -96,13 +98,14 @@ class Transfers(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), pick=st.integers(0, 99), hit=st.booleans())
     def load(self, who: int, pick: int, hit: bool) -> None:
+        """Of any ticket that ever left: its blocks may be freed, and D may have loaded it before."""
         d = self.consumers[who]
-        names = [p.name for p in self.prefills.values() if p.is_written and len(d.free) >= 3]
-        if not names:
+        if not self.tickets or len(d.free) < 3:
             return
-        prefill = self.prefills[names[pick % len(names)]]
-        if {prefill.name} & (d.blocks_of.keys() | d.reported.keys()):
+        prefill = list(self.tickets.values())[-1 - pick % len(self.tickets)]
+        if prefill.name in d.blocks_of:
             return
+        d.reported.pop(prefill.name, None)
         blocks = [d.free.pop(0) for _ in prefill.blocks]
         d.blocks_of[prefill.name] = blocks
         first = 1 if hit and len(blocks) > 1 else 0
@@ -124,7 +127,7 @@ class Transfers(RuleBasedStateMachine):
         self.begin_prefill(num_blocks)
         if (prefill := self.prefills.get(f"r{self.count}")) and not prefill.is_pinned:
             self._pin(prefill)
-            self.load(who, [p.name for p in self.prefills.values() if p.is_written].index(prefill.name), hit)
+            self.load(who, 0, hit)
             self.talk(who)
 
     # The network and time
@@ -172,15 +175,17 @@ class Transfers(RuleBasedStateMachine):
         if reading.pairs:
             local, remote = reading.pairs.pop(0)
             d.memory[local] = self.memory[remote]
-        if reading.is_broken:
-            return
-        if reading.stop:
+        if not reading.is_broken and (reading.stop or not reading.pairs):
             d.readings.pop(0)
-            d.loads.drained(reading.leg_id, self.now)
-        elif not reading.pairs:
-            d.readings.pop(0)
-            d.loads.read(reading.leg_id, self.now)
+            end = d.loads.drained if reading.stop else d.loads.read
+            end(reading.leg_id, self.now)
         self._settle()
+
+    @rule(who=st.integers(0, 1))
+    def read_all(self, who: int) -> None:
+        for _ in range(4):
+            self.copy(who)
+            self.talk(who)
 
     @rule(who=st.integers(0, 1))
     def break_read(self, who: int) -> None:
@@ -194,8 +199,7 @@ class Transfers(RuleBasedStateMachine):
     def fence(self, who: int) -> None:
         d = self.consumers[who]
         if d.readings and d.readings[0].is_broken:
-            reading = d.readings.pop(0)
-            d.loads.fenced(reading.leg_id, self.now)
+            d.loads.fenced(d.readings.pop(0).leg_id, self.now)
             self._settle()
 
     @invariant()
@@ -212,11 +216,10 @@ class Transfers(RuleBasedStateMachine):
             self._pin(prefill)
         for _ in range(400):
             self.now += 0.5
-            for d in self.consumers:
-                self.talk(self.consumers.index(d))
-                if d.readings and d.readings[0].is_broken:
-                    self.fence(self.consumers.index(d))
-                self.copy(self.consumers.index(d))
+            for who in range(len(self.consumers)):
+                self.talk(who)
+                self.fence(who)
+                self.copy(who)
             self._settle()
             if not self.prefills and not any(d.blocks_of for d in self.consumers):
                 break
@@ -233,6 +236,7 @@ class Transfers(RuleBasedStateMachine):
         for block, value in zip(prefill.blocks, prefill.content, strict=True):
             self.memory[block] = value
         prefill.is_written = True
+        self.tickets[prefill.name] = prefill
 
     def _apply(self, meta: StepMeta) -> None:
         self.producer.apply(meta, self.now)
@@ -240,13 +244,12 @@ class Transfers(RuleBasedStateMachine):
 
     def _hear(self, d: Consumer, message: Request) -> None:
         """P gets a message."""
-
         prefill = self.prefills.get(message.transfer_id) if isinstance(message, TransferMessage) else None
 
         def reply(answer: Answer) -> None:
             d.from_p.append(answer)
             if prefill and isinstance(answer, Claimed | Verified | Renewed):
-                self._contact(d, prefill, claims=isinstance(answer, Claimed))
+                prefill.heard_of(d.name, self.now, claims=isinstance(answer, Claimed))
 
         if prefill and (isinstance(message, Done) or (isinstance(message, Verify) and message.is_last)):
             prefill.contact.pop(d.name, None)
@@ -254,17 +257,12 @@ class Transfers(RuleBasedStateMachine):
         self.producer.on_message(message, reply, self.now)
         self._settle()
 
-    def _contact(self, d: Consumer, prefill: Prefill, *, claims: bool) -> None:
-        at = prefill.contact.get(d.name)
-        if claims or (at is not None and self.now - at < SETTINGS.kv_lease_s):
-            prefill.contact[d.name] = self.now
-
     def _settle(self) -> None:
         self.producer.tick(self.now)
         for pin in self.producer.take_freed():
             prefill = self.prefills.pop(pin.engine_request_id)  # KeyError: freed twice, or never pinned
             assert prefill.is_pinned
-            readers = [name for name, at in prefill.contact.items() if self.now - at < SETTINGS.kv_lease_s]
+            readers = prefill.readers(self.now)
             assert not readers, f"freed ({pin.cause}) under {readers}"
             self.freed.append(prefill.name)
             self.free += prefill.blocks

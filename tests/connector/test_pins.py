@@ -79,14 +79,28 @@ def test_a_release_waits_for_the_claim_and_lets_nobody_else_in(pins: Pins):
     assert pins.claim(KEY, "other", 0, 2.5) == "released"
     assert pins.renew(KEY, "other", 2.5) == "released"
     assert pins.renew(KEY, "d", 2.5) is None
-    assert pins.verify(KEY, "d", 0, 3.0) is None
+    assert pins.verify(KEY, "d", 0, 1, 3.0) is None
     done(pins, "d", Outcome.OK, 4.0)
     assert freed(pins) == [("e1", "released")]
 
 
 def test_verify_is_refused_once_the_lease_has_ended(pins: Pins):
     pins.claim(KEY, "d", 0, 1.0)
-    assert pins.verify(KEY, "d", 0, 11.0) == "lease expired"
+    assert pins.verify(KEY, "d", 0, 1, 11.0) == "lease expired"
+
+
+def test_a_repeated_verify_gets_its_answer_again(pins: Pins):
+    assert pins.verify(KEY, "d", 0, 7, 1.0) is None
+    done(pins, "d", Outcome.OK, 1.0)
+
+    assert pins.verify(KEY, "d", 0, 7, 2.0) is None
+
+
+def test_a_second_load_of_the_same_reader_is_not_verified_by_the_first_ones_answer(pins: Pins):
+    assert pins.verify(KEY, "d", 0, 7, 1.0) is None
+    done(pins, "d", Outcome.OK, 1.0)
+
+    assert pins.verify(KEY, "d", 0, 8, 2.0) == "was read"
 
 
 def test_tombstones_last_two_leases(pins: Pins):

@@ -50,6 +50,23 @@ def test_the_second_small_read_needs_no_other_thread(pair: Pair):
     assert d.memory.block(9) == p.memory.block(2)
 
 
+def test_a_second_load_does_not_take_what_came_into_the_blocks_after_the_first(pair: Pair):
+    p, d, _ = pair
+    p.memory.scribble([2], seed=2)
+    sent, params = p.prefill("r", [2], num_tokens=16)
+    d.admit("r", params, 16)
+    d.load("r", [9], 16)
+    d.until(lambda: "r" in d.received)
+    p.until(lambda: sent in p.sent)
+    p.memory.scribble([2], seed=99)  # another prompt's
+
+    d.admit("again", params, 16)
+    d.load("again", [10], 16)
+    d.until(lambda: "again" in d.received)
+
+    assert "was read" in d.failed["again"]
+
+
 def test_several_are_under_way_at_once(pair: Pair):
     p, d, faults = pair
     tickets = []
