@@ -42,6 +42,13 @@ _NEXT: Final[dict[State, frozenset[State]]] = {
     State.CLOSED: frozenset(),
 }
 
+_WHERE: Final = {
+    State.ENQUEUEING: "before the queue took it",
+    State.QUEUED: "in the queue or at a prefill worker",
+    State.ADMITTED: "before its KV and its first token came",
+    State.STREAMING: "while decoding",
+}
+
 
 class IllegalTransition(Exception):
     """Our own code asked a session for something that its state has no way to do."""
@@ -248,8 +255,7 @@ class Session:
     def on_tick(self, now: float) -> list[Command]:
         if now < self.deadline:
             return []
-        where = "while waiting for a prefill worker" if self.owner is None else "while decoding"
-        delivered = len(self.accepted)
+        where, delivered = _WHERE.get(self.state, ""), len(self.accepted)
         return self._end_early("deadline_exceeded", f"deadline passed {where}; {delivered} tokens were generated")
 
     def _end_early(self, code: str, message: str) -> list[Command]:

@@ -18,6 +18,7 @@ from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutpu
 from engine.ledger import KvLedger
 from engine.progress import Progress
 from pdq.runtime.signals import Drain
+from prefill_worker.cancelled import CancelMemory
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
 from prefill_worker.held import GiveBack, HeldJob, HeldJobs, JobOutcome
@@ -59,6 +60,7 @@ class PrefillWorker:
         self._metrics = metrics
         self._clock = clock
         self._held = HeldJobs()
+        self._cancels = CancelMemory()
         self._ledger = KvLedger(total_blocks=engine_info.total_blocks, block_size=engine_info.block_size)
         self._progress = Progress(clock(), stall_s=settings.prefill_stall_s)
         self._times = PrefillTimes()
@@ -142,6 +144,7 @@ class PrefillWorker:
         """The inbox's handler: gateways cancel, decode workers tell of room."""
         match message:
             case Cancel():
+                self._cancels.remember(message.request_id, message.pair, self._clock())
                 for held in self._held.of_request(message.request_id):
                     if held.lease.pair <= message.pair and held.task is not None and held.end is None:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
@@ -181,6 +184,9 @@ class PrefillWorker:
         )
 
     def _on_lease(self, lease: JobLease) -> None:
+        if self._cancels.covers(lease.job.request_id, lease.pair, self._clock()):
+            log.info("cancelled", request_id=lease.job.request_id, reason="before its take was answered")
+            return  # the queue has it no more
         held = HeldJob(lease=lease, taken_at=self._clock())
         self._metrics.on_take(held)
         if self._ledger.could_ever_promise(held.num_tokens):

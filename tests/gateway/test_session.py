@@ -181,6 +181,22 @@ def test_the_deadline_stops_queue_and_worker():
     assert it.on_tick(101.0) == []
 
 
+def test_the_deadline_says_where_it_passed():
+    new, waiting = session(), queued()
+    new.start()
+    admitted = queued()
+    admitted.on_admit(Pair(gen=1, attempt=1), D1, "tcp://d1")
+
+    told = [it.on_tick(100.0)[-1].message for it in (new, waiting, admitted, streaming((1, 2, 3)))]
+
+    assert told == [
+        "deadline passed before the queue took it; 0 tokens were generated",
+        "deadline passed in the queue or at a prefill worker; 0 tokens were generated",
+        "deadline passed before its KV and its first token came; 0 tokens were generated",
+        "deadline passed while decoding; 3 tokens were generated",
+    ]
+
+
 def test_a_lost_job_is_no_migration():
     it = queued(max_migrations=0)
 
