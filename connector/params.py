@@ -7,6 +7,8 @@ D's request:   do_remote_prefill=True, pdq_transfer_id, pdq_gen, pdq_attempt, pd
 Push, P:       do_remote_decode=True,  pdq_push=True, pdq_transfer_id, pdq_gen, pdq_attempt
 Push, D:       do_remote_prefill=True, pdq_push=True, the same, and pdq_engine_id, pdq_epoch, pdq_host, pdq_port,
                pdq_tp_size, pdq_block_size of the P that will write
+Any of them:   pdq_engine_request_id, under which the plugin reports, since vLLM has an id of its own
+Release:       pdq_release=True, pdq_engine_request_id: nobody will read this finished prefill; not a request itself
 All values survive JSON. `do_*` are vLLM's own keys, the others are ours.
 """
 
@@ -14,8 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids, unpack_ids
+
+_MAX_PORT: Final = 65535
+_MAX_RANKS: Final = 1024
+"""A link is opened to each."""
 
 
 class ParamsError(ValueError):
@@ -64,11 +71,10 @@ def parse(params: Mapping[str, object] | None) -> KvParams | None:
     prefill, decode = bool(params.get("do_remote_prefill")), bool(params.get("do_remote_decode"))
     if prefill and decode:
         raise ParamsError("do_remote_prefill and do_remote_decode are both set: give one")
-    is_push = bool(params.get("pdq_push"))
     if decode:
-        producer = PushProducer if is_push else PullProducer
+        producer = PushProducer if is_push(params) else PullProducer
         return producer(transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params))
-    if prefill and is_push:
+    if prefill and is_push(params):
         return PushConsumer(
             transfer_id=_text(params, "pdq_transfer_id"), pair=_pair(params), source=_source_from_params(params)
         )
@@ -134,8 +140,8 @@ def ticket_from_params(params: Mapping[str, object]) -> KvTicket:
         engine_id=_text(params, "pdq_engine_id"),
         epoch=_text(params, "pdq_epoch"),
         host=_text(params, "pdq_host"),
-        port=_number(params, "pdq_port", 1),
-        tp_size=_number(params, "pdq_tp_size", 1),
+        port=_number(params, "pdq_port", 1, _MAX_PORT),
+        tp_size=_number(params, "pdq_tp_size", 1, _MAX_RANKS),
         block_size=_number(params, "pdq_block_size", 1),
         num_tokens=_number(params, "pdq_num_tokens", 1),
         block_ids=pack_ids(block_ids),
@@ -149,13 +155,34 @@ def ticket_from_params(params: Mapping[str, object]) -> KvTicket:
     return ticket
 
 
+def outside_id(params: Mapping[str, object] | None) -> str | None:
+    """The engine_request_id of who submitted the request, if it has one."""
+    found = (params or {}).get("pdq_engine_request_id")
+    return found if isinstance(found, str) and found else None
+
+
+def is_push(params: Mapping[str, object]) -> bool:
+    """P writes, D doesn't read."""
+    return bool(params.get("pdq_push"))
+
+
+def wants_load(params: Mapping[str, object] | None) -> bool:
+    """D's: it waits for KV, though the rest of it may be wrong."""
+    return bool((params or {}).get("do_remote_prefill"))
+
+
+def is_release(params: Mapping[str, object] | None) -> bool:
+    """Not a request: the prefill of that `outside_id` is to be released."""
+    return bool((params or {}).get("pdq_release"))
+
+
 def _source_from_params(params: Mapping[str, object]) -> KvSource:
     return KvSource(
         engine_id=_text(params, "pdq_engine_id"),
         epoch=_text(params, "pdq_epoch"),
         host=_text(params, "pdq_host"),
-        port=_number(params, "pdq_port", 1),
-        tp_size=_number(params, "pdq_tp_size", 1),
+        port=_number(params, "pdq_port", 1, _MAX_PORT),
+        tp_size=_number(params, "pdq_tp_size", 1, _MAX_RANKS),
         block_size=_number(params, "pdq_block_size", 1),
     )
 
@@ -171,8 +198,9 @@ def _text(params: Mapping[str, object], key: str) -> str:
     return value
 
 
-def _number(params: Mapping[str, object], key: str, least: int) -> int:
+def _number(params: Mapping[str, object], key: str, least: int, most: int | None = None) -> int:
     value = params.get(key)
-    if type(value) is not int or value < least:
-        raise ParamsError(f"{key}: expected a number from {least} on, got {value!r}")
+    if type(value) is not int or value < least or (most is not None and value > most):
+        to = "on" if most is None else f"to {most}"
+        raise ParamsError(f"{key}: expected a number from {least} {to}, got {value!r}")
     return value

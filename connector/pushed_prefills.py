@@ -31,6 +31,10 @@ class PushedPrefills:
         self.pushed: list[str] = []
         self.stopped: list[StopPush] = []
 
+    def __contains__(self, engine_request_id: str) -> bool:
+        """Its prefill has not ended."""
+        return engine_request_id in self._prefills
+
     def add(self, engine_request_id: str, request: PushProducer, num_tokens: int) -> None:
         self._prefills[engine_request_id] = _Prefill(num_tokens)
         self.pushes.append(

@@ -45,6 +45,10 @@ class Receivers:
     def __contains__(self, engine_request_id: str) -> bool:
         return engine_request_id in self._receivers
 
+    def is_receiving(self, engine_request_id: str) -> bool:
+        receiver = self._receivers.get(engine_request_id)
+        return receiver is not None and receiver.state == "receiving"
+
     def add(self, engine_request_id: str, request: PushConsumer, num_tokens: int) -> None:
         """Raises ParamsError."""
         if request.source.block_size != self._block_size:
@@ -107,7 +111,7 @@ class Receivers:
 
     def take_received(self, engine_request_ids: frozenset[str]) -> frozenset[str]:
         """Those of them that were waited for."""
-        received = frozenset(request_id for request_id in engine_request_ids if self._is_receiving(request_id))
+        received = frozenset(request_id for request_id in engine_request_ids if self.is_receiving(request_id))
         for engine_request_id in received:
             self._thread.withdraw(engine_request_id)
             self._receivers[engine_request_id].state = "over"
@@ -117,11 +121,7 @@ class Receivers:
 
     def lost(self) -> list[tuple[str, str]]:
         """Receives that P will not end, with the reason; each once."""
-        return [found for found in self._thread.take_lost().items() if self._is_receiving(found[0])]
+        return [found for found in self._thread.take_lost().items() if self.is_receiving(found[0])]
 
     def has_news(self) -> bool:
         return bool(self.receives or self.cancelled)
-
-    def _is_receiving(self, engine_request_id: str) -> bool:
-        receiver = self._receivers.get(engine_request_id)
-        return receiver is not None and receiver.state == "receiving"

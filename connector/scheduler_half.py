@@ -213,6 +213,14 @@ class SchedulerHalf:
                 self._renewals.say_done(remote.ticket, Outcome.CANCELLED, f"{finish} before it was scheduled")
         return False, None
 
+    def is_loading(self, engine_request_id: str) -> bool:
+        """D: its blocks are being written, or may be; they stay allocated until it is in `finished_recving`."""
+        return self._is_loading(engine_request_id) or self._receivers.is_receiving(engine_request_id)
+
+    def is_pushing(self, engine_request_id: str) -> bool:
+        """P: `build_connector_meta` has to be told of its chunks."""
+        return engine_request_id in self._pushed
+
     def release(self, engine_request_id: str) -> None:
         """P: nobody will come for this finished prefill. Unknown ids are ignored."""
         self._pushed.release(engine_request_id)

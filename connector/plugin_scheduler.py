@@ -1,0 +1,239 @@
+"""The plugin beside vLLM's scheduler: its hooks -> `SchedulerHalf`, and the half's news for whoever submitted requests.
+
+vLLM dies of an exception in a hook, and of a finished id that it does not wait for. So bad KV params become a load that
+fails (D) or a prefill without a ticket (P), and reported ids that nobody waits for are taken out of vLLM's output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import structlog
+
+from connector.params import ParamsError, is_push, is_release, outside_id, wants_load
+from connector.plugin_hooks import HookGeneration
+from connector.plugin_news import OutsideNews, PluginStep, WorkerNews, joined_stats
+from connector.plugin_settings import PluginSettings
+from connector.plugin_steps import BlockTables
+from connector.scheduler_half import SchedulerHalf
+from connector.step import TransferResults
+from pdq.wire.types import TransferStats
+
+log = structlog.get_logger(__name__)
+
+_FINISH: Final[Mapping[str, str]] = {
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_REPETITION": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_ERROR": "error",
+}
+"""vLLM's RequestStatus -> the half's word; all others: aborted."""
+_FREED_SOON_S: Final = 1.0
+"""Blocks of a prefill that ended less than this ago are worth waiting for; of an older one the reader may be dead."""
+
+
+@dataclass(slots=True)
+class _Request:
+    outside_id: str | None
+    refusal: str = ""
+    """D: its KV params are bad, the load must fail."""
+    refused: Literal["", "waiting", "failing", "over"] = ""
+    num_local: int = 0
+    """Tokens found in the local prefix cache when last asked."""
+    is_ended: bool = False
+    """Its blocks stay allocated until it is reported."""
+
+
+class PluginScheduler:
+    """Driven by the engine core's thread. No method raises for what a client sent, none waits for the network."""
+
+    def __init__(
+        self,
+        settings: PluginSettings,
+        generation: HookGeneration,
+        *,
+        can_push: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._generation = generation
+        self._can_push = can_push
+        self._clock = clock
+        connector = settings.connector
+        self._half = SchedulerHalf(
+            connector,
+            engine_id=settings.engine_id,
+            epoch=settings.epoch,
+            host=connector.side_channel_host,
+            side_channel_port=connector.side_channel_port,
+            tp_size=settings.tp_size,
+            block_size=settings.block_size,
+            role=settings.role,
+        )
+        self._tables = BlockTables(settings.group)
+        self._requests: dict[str, _Request] = {}
+        self._inside: dict[str, str] = {}
+        """Outside id -> vLLM's id, which has a suffix that vLLM chose."""
+        self._refused: list[tuple[str, str]] = []
+        self._external: list[tuple[str, tuple[int, ...]]] = []
+        self._kept: deque[float] = deque(maxlen=1)
+        self._num_kept = 0
+        self._stats: dict[str, TransferStats] = {}
+        self._failed: dict[str, str] = {}
+        self._announced: dict[str, int] = {}
+        self._news = OutsideNews()
+
+    def on_new_request(self, request: Any) -> None:
+        params = request.kv_transfer_params
+        if not params:
+            return
+        if is_release(params):
+            if (released := self._inside.get(outside_id(params) or "")) is not None:
+                self._half.release(released)
+            return
+        engine_request_id = request.request_id
+        followed = self._requests[engine_request_id] = _Request(outside_id(params))
+        if followed.outside_id is not None:
+            self._inside[followed.outside_id] = engine_request_id
+        try:
+            if is_push(params) and not self._can_push:
+                raise ParamsError("pdq_push: this engine's connector pulls only: PdqMooncakeLayerwiseConnector pushes")
+            self._half.on_new_request(engine_request_id, params, request.num_tokens)
+        except ParamsError as error:
+            log.warning("kv_params_refused", engine_request_id=engine_request_id, cause=str(error))
+            followed.refusal = f"kv params: {error}"
+            if wants_load(params):
+                followed.refused = "waiting"
+            elif followed.outside_id is not None:
+                self._news.failed[followed.outside_id] = followed.refusal
+        if self._half.is_pushing(engine_request_id):
+            self._tables.follow(engine_request_id)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        followed = self._requests.get(request.request_id)
+        if followed is None:
+            return 0, False
+        followed.num_local = num_computed_tokens
+        if followed.refused == "waiting":
+            num_missing = request.num_tokens - num_computed_tokens
+            return num_missing, num_missing > 0
+        return self._half.get_num_new_matched_tokens(request.request_id, request.num_tokens, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        engine_request_id = request.request_id
+        followed = self._requests.get(engine_request_id)
+        if followed is None:
+            return
+        block_ids = blocks.get_block_ids()[self._settings.group]
+        if followed.refused == "waiting":
+            followed.refused = "failing" if num_external_tokens else "over"
+            if num_external_tokens:
+                self._refused.append((engine_request_id, followed.refusal))
+        else:
+            self._half.update_state_after_alloc(engine_request_id, block_ids, num_external_tokens)
+        if num_external_tokens and not self._generation.has_failed_recving:
+            size = self._settings.block_size
+            end = -(-(followed.num_local + num_external_tokens) // size)
+            self._external.append((engine_request_id, tuple(block_ids[followed.num_local // size : end])))
+
+    def build_connector_meta(self, scheduler_output: Any) -> PluginStep:
+        meta = self._half.build_connector_meta(
+            self._tables.chunks(scheduler_output), scheduler_output.preempted_req_ids or ()
+        )
+        refused, self._refused = self._refused, []
+        external, self._external = self._external, []
+        return PluginStep(meta=meta, refused=tuple(refused), external=tuple(external), has_news=bool(self._news))
+
+    def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        engine_request_id = request.request_id
+        followed = self._requests.get(engine_request_id)
+        if followed is None:
+            return False, None
+        self._tables.forget(engine_request_id)
+        is_loading = followed.refused == "failing" or self._half.is_loading(engine_request_id)
+        is_kept, params = self._half.request_finished(
+            engine_request_id, block_ids[self._settings.group], _FINISH.get(request.status.name, "aborted")
+        )
+        if is_kept:
+            self._num_kept += 1
+            self._kept.append(self._clock())
+        if is_kept or is_loading:
+            followed.is_ended = True
+        else:
+            self._free(engine_request_id)
+        return is_kept, params
+
+    def update_connector_output(self, output: Any, news: WorkerNews | None) -> None:
+        """`output`: vLLM's KVConnectorOutput, from which ids are taken out that nobody waits for."""
+        if news is not None:
+            self._take_worker_news(news)
+        if not output.finished_sending and not output.finished_recving:
+            return
+        received = frozenset(output.finished_recving or ())
+        refused = frozenset(item for item in received if self._is_failing(item))
+        results = TransferResults(
+            finished_sending=frozenset(output.finished_sending or ()), finished_recving=received - refused
+        )
+        results = self._half.update_connector_output(results)
+        self._num_kept -= len(results.finished_sending)
+        output.finished_sending = set(results.finished_sending)
+        output.finished_recving = set(results.finished_recving | refused)
+        for engine_request_id in (*output.finished_sending, *output.finished_recving):
+            self._end(engine_request_id)
+            self._announced.pop(engine_request_id, None)
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self._news) or self._half.has_pending_meta()
+
+    def has_pending_block_frees(self) -> bool:
+        return self._num_kept > 0 and self._clock() - self._kept[-1] < _FREED_SOON_S
+
+    def take_news(self) -> dict[str, Any]:
+        """See `OutsideNews.take`."""
+        return self._news.take()
+
+    def shutdown(self) -> None:
+        """Idempotent."""
+        self._half.shutdown()
+
+    def _take_worker_news(self, news: WorkerNews) -> None:
+        self._stats = joined_stats(self._stats, news.stats)
+        self._failed = news.failed | self._failed
+        self._news.fatal = news.fatal or self._news.fatal
+        for engine_request_id, num_ranks in news.ended.items():
+            total = self._announced.get(engine_request_id, 0) + num_ranks
+            self._announced[engine_request_id] = total
+            if total == self._settings.tp_size:
+                self._end(engine_request_id)
+
+    def _is_failing(self, engine_request_id: str) -> bool:
+        followed = self._requests.get(engine_request_id)
+        return followed is not None and followed.refused == "failing"
+
+    def _end(self, engine_request_id: str) -> None:
+        """All ranks are through with it: its load has succeeded or failed, or its blocks are free."""
+        stats, reason = self._stats.pop(engine_request_id, None), self._failed.pop(engine_request_id, None)
+        followed = self._requests.get(engine_request_id)
+        if followed is None:
+            return
+        if followed.outside_id is not None:
+            if reason is not None:
+                self._news.failed[followed.outside_id] = reason
+            elif stats is not None:
+                self._news.transfers[followed.outside_id] = stats
+        if followed.is_ended:
+            self._free(engine_request_id)
+        elif followed.refused == "failing":
+            followed.refused = "over"
+
+    def _free(self, engine_request_id: str) -> None:
+        """The only place where a request is forgotten, so that its release is told once."""
+        outside = self._requests.pop(engine_request_id).outside_id
+        if outside is not None:
+            self._news.released.append(outside)
+            if self._inside.get(outside) == engine_request_id:
+                del self._inside[outside]
