@@ -105,7 +105,7 @@ class PushExchange:
 
     def on_request(self, message: PushRequest, reply: ReplyTo, now: float) -> None:
         if message.epoch != self._epoch:
-            reply(self._other_epoch(message))
+            reply(other_epoch(message, self._epoch))
         elif isinstance(message, RecvReady):
             self._pushes.recv_ready(message, reply, now)
         elif isinstance(message, Cancel):
@@ -177,15 +177,16 @@ class PushExchange:
         else:
             self._results.fail(f"no fence after a failed write: {event.cause}")
 
-    def _other_epoch(self, message: PushRequest) -> Answer:
-        """Meant for an engine that was here before."""
-        names = {"epoch": message.epoch, "transfer_id": message.transfer_id}
-        if isinstance(message, Cancel):  # dead writers' last bytes may be in the peer's own buffers
-            return Cancelled(**names, pair=message.pair, is_drained=False)
-        if isinstance(message, PushDone | PushFail):
-            return PushAck(**names, pair=message.pair)
-        assert isinstance(message, RecvReady | Open)
-        return Gone(**names, pair=message.pair, reason=f"restarted: epoch {self._epoch}, not {message.epoch}")
+
+def other_epoch(message: PushRequest, epoch: str) -> Answer:
+    """The answer to what was meant for an engine that was here before. `epoch`: of the one that is here now."""
+    names = {"epoch": message.epoch, "transfer_id": message.transfer_id}
+    if isinstance(message, Cancel):  # dead writers' last bytes may be in the peer's own buffers
+        return Cancelled(**names, pair=message.pair, is_drained=False)
+    if isinstance(message, PushDone | PushFail):
+        return PushAck(**names, pair=message.pair)
+    assert isinstance(message, RecvReady | Open)
+    return Gone(**names, pair=message.pair, reason=f"restarted: epoch {epoch}, not {message.epoch}")
 
 
 def _log_end(what: str, outcome: Outcome, key: TransferKey, peer: str, stats: TransferStats, cause: str) -> None:

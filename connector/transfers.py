@@ -20,9 +20,9 @@ Laws, tested with random event sequences:
 P, per rank                                          D, per leg (one P rank that this rank reads from)
   EXPECTED --prefilled--> HELD                         GREETING  --met--> CLAIMING --granted--> READING
   HELD --attended--> LEASED --drain--> DRAINING        READING   --read--> VERIFYING --verified--> ENDED
-  HELD, LEASED, DRAINING --free--> FREED               READING   --stop, refused--> DRAINING --read, drained--> ENDED
+  HELD, LEASED, DRAINING --free--> FREED               READING   --stop--> DRAINING --read, drained--> ENDED
   EXPECTED --forget--> FREED                           READING, DRAINING --broken--> FENCING --fenced--> ENDED
-                                                       GREETING, CLAIMING, VERIFYING --stop, refused--> ENDED
+                                                       GREETING, CLAIMING, VERIFYING --stop--> ENDED
 """
 
 from __future__ import annotations
@@ -116,29 +116,23 @@ class LegEvent(Enum):
     BROKEN = "broken"
     FENCED = "fenced"
     VERIFIED = "verified"
-    REFUSED = "refused"
-    """P says GONE or REJECT, or does not answer."""
     STOP = "stop"
-    """This side doesn't want it any more: cancelled, or its deadline passed."""
+    """It can't or needn't go on: cancelled, its deadline passed, or P says GONE or REJECT, or does not answer."""
 
 
 LEG_TABLE: Mapping[tuple[LegState, LegEvent], LegState] = {
     (LegState.GREETING, LegEvent.MET): LegState.CLAIMING,
-    (LegState.GREETING, LegEvent.REFUSED): LegState.ENDED,
     (LegState.GREETING, LegEvent.STOP): LegState.ENDED,
     (LegState.CLAIMING, LegEvent.GRANTED): LegState.READING,
-    (LegState.CLAIMING, LegEvent.REFUSED): LegState.ENDED,
     (LegState.CLAIMING, LegEvent.STOP): LegState.ENDED,
     (LegState.READING, LegEvent.READ): LegState.VERIFYING,
     (LegState.READING, LegEvent.BROKEN): LegState.FENCING,
-    (LegState.READING, LegEvent.REFUSED): LegState.DRAINING,
     (LegState.READING, LegEvent.STOP): LegState.DRAINING,
     (LegState.DRAINING, LegEvent.READ): LegState.ENDED,
     (LegState.DRAINING, LegEvent.DRAINED): LegState.ENDED,
     (LegState.DRAINING, LegEvent.BROKEN): LegState.FENCING,
     (LegState.FENCING, LegEvent.FENCED): LegState.ENDED,
     (LegState.VERIFYING, LegEvent.VERIFIED): LegState.ENDED,
-    (LegState.VERIFYING, LegEvent.REFUSED): LegState.ENDED,
     (LegState.VERIFYING, LegEvent.STOP): LegState.ENDED,
 }
 

@@ -1,39 +1,59 @@
-"""Random sequences of calls: the memory twin and Redis give the same answers, and no job is ever lost or doubled."""
+"""Random sequences of calls: the memory twin and Redis give the same answers, and both those of a model in which no job
+is ever lost, doubled, or held by two.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.base import DeadJob, JobLease
 from broker.delivery import QueueSettings
-from tests.broker.stores import MemoryStore, RedisStore, fake_calls, job
+from tests.broker.stores import MemoryStore, RedisStore, fake_calls, job, real_calls
+from tests.event_sequences import MANY_LIMIT_S, run_many, some
+from tests.servers import RedisServer
 
 T = TypeVar("T")
+Key = tuple[str, int]
+Leases = tuple[JobLease, JobLease]
+"""Of the same take: the twin's, Redis's."""
 OWNERS = st.sampled_from(["p1", "p2", "p3"])
 # Each token is a second of prefill: moments between two calls don't matter for the order. Leases run out at once.
 SETTINGS = QueueSettings(lease_s=0.0, max_failures=2, prefill_ms_per_token=1000.0)
 
 
 class SameAnswers(RuleBasedStateMachine):
+    redis_url = ""
+    """Empty: fakeredis."""
+
     @initialize()
     def connect(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.memory = MemoryStore(SETTINGS)
         self.redis = self.run(self._redis())
-        self.leases: list[tuple[JobLease, JobLease]] = []
-        self.enqueued: set[tuple[str, int]] = set()
-        self.settled: set[tuple[str, int]] = set()
-        self.dead: set[tuple[str, int]] = set()
-        self.cancelled: set[tuple[str, int]] = set()
+        self.leases: list[Leases] = []
+        """All that ever were: most are those of zombies."""
+        self.num_losses = 0
+        self._nothing_is_known()
+
+    def _nothing_is_known(self) -> None:
+        self.enqueued: set[Key] = set()
+        self.settled: set[Key] = set()
+        self.dead: set[Key] = set()
+        self.cancelled: set[Key] = set()
+        self.holder: dict[Key, Leases] = {}
+        self.attempts: Counter[Key] = Counter()
+        self.failures: Counter[Key] = Counter()
 
     async def _redis(self) -> RedisStore:
-        return RedisStore("fakeredis", fake_calls(), SETTINGS)
+        calls = await real_calls(self.redis_url) if self.redis_url else fake_calls()
+        return RedisStore("redis", calls, SETTINGS)
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(call)
@@ -49,88 +69,180 @@ class SameAnswers(RuleBasedStateMachine):
         assert ours == theirs
         return ours
 
+    def of_lease(self, leases: Leases, name: str, **kwargs: Any) -> Any:
+        """The same call with each store's own lease."""
+        ours, theirs = leases
+        answer = self.run(getattr(self.memory.queue, name)(ours, **kwargs))
+        assert answer == self.run(getattr(self.redis.queue, name)(theirs, **kwargs))
+        return answer
+
     def teardown(self) -> None:
-        if hasattr(self, "loop"):
-            self.run(self.redis.close())
-            self.loop.close()
+        if not hasattr(self, "loop"):
+            return
+        keys = tuple(self.enqueued | self.cancelled)
+        for key, fate in zip(keys, self.same("fates", keys), strict=True):
+            assert fate.state in self._states_of(key)
+        self.run(self.redis.close())
+        self.loop.close()
+
+    def key(self, number: int, gen: int) -> Key:
+        return f"r{number}.{self.num_losses}", gen
 
     @rule(number=st.integers(0, 5), gen=st.integers(1, 2), tokens=st.integers(1, 6), is_late=st.booleans())
     def enqueue(self, number: int, gen: int, tokens: int, is_late: bool) -> None:
-        sent = job(f"r{number}", gen=gen, tokens=tokens, deadline_s=0.0 if is_late and tokens == 1 else 600.0)
+        key = self.key(number, gen)
+        sent = job(key[0], gen=gen, tokens=tokens, deadline_s=0.0 if is_late and tokens == 1 else 600.0)
         ours, theirs = self.both("enqueue", sent)
-        assert (ours is None) == (theirs is None)
+        assert (ours is None) == (theirs is None) == (key in self.cancelled)
         if ours is not None:
-            self.enqueued.add((sent.request_id, gen))
+            self.enqueued.add(key)
 
     @rule(owner=OWNERS, max_tokens=st.integers(0, 12), max_jobs=st.integers(0, 3))
     def take(self, owner: str, max_tokens: int, max_jobs: int) -> None:
         ours, theirs = self.both("take", owner, max_tokens=max_tokens, max_jobs=max_jobs)
         assert [_seen(lease) for lease in ours.leases] == [_seen(lease) for lease in theirs.leases]
         assert ours.dead == theirs.dead
-        self.leases += zip(ours.leases, theirs.leases, strict=True)
         self._count_dead(ours.dead)
+        for leases in zip(ours.leases, theirs.leases, strict=True):
+            key = _key_of(leases)
+            assert key in self.enqueued - self.settled - self.dead - self.cancelled
+            assert key not in self.holder, "two hold it"
+            self.attempts[key] += 1
+            assert (leases[0].pair.attempt, leases[0].failures) == (self.attempts[key], self.failures[key])
+            self.leases.append(leases)
+            self.holder[key] = leases
 
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         if self.leases:
-            ours, theirs = data.draw(st.sampled_from(self.leases))
-            assert self.run(self.memory.queue.renew((ours,))) == self.run(self.redis.queue.renew((theirs,)))
+            ours, theirs = leases = data.draw(st.sampled_from(self.leases))
+            kept = self.run(self.memory.queue.renew((ours,)))
+            assert kept == self.run(self.redis.queue.renew((theirs,))) == (self._is_held(leases),)
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         if self.leases:
-            ours, theirs = data.draw(st.sampled_from(self.leases))
-            is_settled = self.run(self.memory.queue.settle(ours, state="decode"))
-            assert is_settled == self.run(self.redis.queue.settle(theirs, state="decode"))
-            if is_settled:
-                assert (ours.job.request_id, ours.job.gen) not in self.settled
-                self.settled.add((ours.job.request_id, ours.job.gen))
+            leases = data.draw(st.sampled_from(self.leases))
+            assert self.of_lease(leases, "settle", state="decode") == self._is_held(leases)
+            if self._is_held(leases):
+                self.settled.add(_key_of(leases))
+                del self.holder[_key_of(leases)]
 
     @rule(data=st.data(), failure=st.sampled_from([None, "engine crashed"]))
     def give_back(self, data: st.DataObject, failure: str | None) -> None:
         if self.leases:
-            ours, theirs = data.draw(st.sampled_from(self.leases))
-            dead = self.run(self.memory.queue.give_back(ours, failure=failure))
-            assert dead == self.run(self.redis.queue.give_back(theirs, failure=failure))
-            self._count_dead(() if dead is None else (dead,))
+            leases = data.draw(st.sampled_from(self.leases))
+            dead = self.of_lease(leases, "give_back", failure=failure)
+            lost = [_key_of(leases)] if self._is_held(leases) else []
+            self._lost(lost, () if dead is None else (dead,), is_failure=failure is not None)
 
-    @rule(owner=OWNERS)
-    def give_back_others(self, owner: str) -> None:
-        self.same("give_back_others", owner, ())
+    @rule(owner=OWNERS, data=st.data())
+    def give_back_others(self, owner: str, data: st.DataObject) -> None:
+        held = sorted(key for key, leases in self.holder.items() if leases[0].owner == owner)
+        keep = data.draw(st.lists(st.sampled_from(held), unique=True)) if held else []
+        kept = [self.holder[key] for key in keep]
+        num_back = self.run(self.memory.queue.give_back_others(owner, tuple(ours for ours, _ in kept)))
+        assert num_back == self.run(self.redis.queue.give_back_others(owner, tuple(theirs for _, theirs in kept)))
+        assert num_back == len(held) - len(keep)
+        self._lost([key for key in held if key not in keep], (), is_failure=False)
 
     @rule()
     def reap(self) -> None:
         ours, theirs = self.both("reap")
         assert sorted(ours, key=str) == sorted(theirs, key=str)
-        self._count_dead(ours)
+        self._lost(list(self.holder), ours, is_failure=True)
+
+    @rule()
+    def reap_before_any_lease_has_run_out(self) -> None:
+        assert self.run(self.redis.other(lease_s=600.0).reap()) == ()
 
     @rule(number=st.integers(0, 5), gen=st.integers(1, 2))
     def cancel(self, number: int, gen: int) -> None:
-        key = (f"r{number}", gen)
-        self.same("cancel", *key)
-        if key in self.enqueued - self.settled - self.dead:
+        key = self.key(number, gen)
+        owner = self.same("cancel", *key)
+        assert owner == (self.holder[key][0].owner if key in self.holder else None)
+        if key not in self.settled | self.dead:
             self.cancelled.add(key)
+            self.holder.pop(key, None)
+
+    @rule(number=st.integers(0, 5), gen=st.integers(1, 2))
+    def fate(self, number: int, gen: int) -> None:
+        key = self.key(number, gen)
+        (fate,) = self.same("fates", (key,))
+        assert fate.state in self._states_of(key)
+
+    @rule(owner=OWNERS)
+    def leave(self, owner: str) -> None:
+        has_none = all(leases[0].owner != owner for leases in self.holder.values())
+        assert self.same("leave", owner) == has_none
+
+    @rule(is_all=st.sampled_from([False, False, True]))
+    def lose_scripts_or_everything(self, is_all: bool) -> None:
+        """Whoever enqueues again takes a new gen, here a new name."""
+        self.run(self.redis.calls.call("SCRIPT", "FLUSH"))
+        if is_all:
+            self.run(self.redis.calls.call("FLUSHALL"))
+            now_s, self.memory = self.memory.now_s, MemoryStore(SETTINGS)
+            self.memory.now_s = now_s + 1.0  # entry ids are not used again
+            self.num_losses += 1
+            self._nothing_is_known()
 
     @invariant()
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "loop"):
             return
         ours, theirs = self.run(self.memory.leftovers()), self.run(self.redis.leftovers())
-        num_pending = len(self.enqueued) - len(self.settled) - len(self.dead) - len(self.cancelled)
-        assert ours == theirs
-        assert ours[0] == ours[1] + ours[2] == num_pending
+        num_left = len(self.enqueued) - len(self.settled) - len(self.dead) - len(self.cancelled & self.enqueued)
+        assert ours == theirs == (num_left, len(self.holder), num_left - len(self.holder))
         assert not self.settled & self.dead
         assert not self.settled & self.cancelled
+        assert not self.dead & self.cancelled
+
+    def _is_held(self, leases: Leases) -> bool:
+        return self.holder.get(_key_of(leases)) is leases
+
+    def _lost(self, keys: list[Key], dead: tuple[DeadJob, ...], *, is_failure: bool) -> None:
+        """Leases that ended; `dead`: what the store says has thereby failed too often."""
+        for key in keys:
+            del self.holder[key]
+            self.failures[key] += is_failure
+        given_up = {key for key in keys if is_failure and self.failures[key] >= SETTINGS.max_failures}
+        assert {(ended.request_id, ended.pair.gen) for ended in dead} == given_up
+        self._count_dead(dead)
 
     def _count_dead(self, dead: tuple[DeadJob, ...]) -> None:
-        self.dead |= {(ended.request_id, ended.pair.gen) for ended in dead}
+        for ended in dead:
+            key = ended.request_id, ended.pair.gen
+            assert key in self.enqueued - self.settled - self.dead - self.cancelled
+            self.dead.add(key)
+
+    def _states_of(self, key: Key) -> set[str]:
+        if key in self.settled:
+            return {"decode"}
+        if key in self.dead:
+            return {"dead", "deadline"}
+        if key in self.cancelled:
+            return {"cancelled"}
+        if key in self.enqueued:
+            return {"prefill"} if key in self.holder else {"queued"}
+        return {"lost"}
+
+
+def _key_of(leases: Leases) -> Key:
+    return leases[0].job.request_id, leases[0].job.gen
 
 
 def _seen(lease: JobLease) -> tuple[object, ...]:
     return lease.job, lease.owner, lease.pair, lease.failures
 
 
-TestSameAnswers = SameAnswers.TestCase
-TestSameAnswers.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestSameAnswers = some(SameAnswers, 60, num_steps=40)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(MANY_LIMIT_S)
+def test_ten_thousand_sequences(redis_server: RedisServer) -> None:
+    class OnRedis(SameAnswers):
+        redis_url = redis_server.url
+
+    run_many(OnRedis, num_steps=40)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from connector.layout import KvRegion
 from connector.legs import Send
 from connector.offers import Offers
+from connector.push_exchange import other_epoch
 from connector.push_legs import PushReport, ReceiveReport, StartWrite, StopWrites
 from connector.pushes import Pushes
 from connector.receptions import Receptions
 from connector.settings import ConnectorSettings
-from connector.side_channel import Answer, Cancel, Hello, Meta, Open, PushDone, PushFail, RecvReady, Request
+from connector.side_channel import (
+    Answer,
+    Cancel,
+    Hello,
+    Meta,
+    Open,
+    PushDone,
+    PushFail,
+    RecvReady,
+    Reject,
+    Request,
+)
 from connector.step import Push
-from connector.transfers import Outcome
+from connector.transfers import Outcome, TransferKey
 from pdq.wire.types import KvSource, Pair
 
 SETTINGS = ConnectorSettings(
@@ -23,6 +35,7 @@ SETTINGS = ConnectorSettings(
 P_BLOCKS, D_BLOCKS, LAYERS = 12, 12, ("l0", "l1")
 PAIR = Pair(gen=1, attempt=1)
 SOURCE = KvSource(engine_id="p", epoch="p-1", host="p", port=7, tp_size=1, block_size=16)
+"""P in its first life."""
 P_BASE, D_BASE, STRIDE = 1000, 5000, 100
 P_AT, D_AT = "tcp://p:7", "tcp://d:9"
 
@@ -41,9 +54,10 @@ def addresses(base: int, block: int) -> list[int]:
 
 @dataclass
 class Prefill:
-    """At P."""
+    """At P: one attempt of one transfer."""
 
     number: int
+    key: TransferKey
     num_blocks: int
     blocks: list[int]
     num_computed: int = 0
@@ -57,8 +71,8 @@ class Prefill:
     def push(self) -> Push:
         return Push(
             engine_request_id=self.name,
-            transfer_id=self.name,
-            pair=PAIR,
+            transfer_id=self.key.transfer_id,
+            pair=self.key.pair,
             num_tokens=self.num_blocks * 16,
             block_size=16,
         )
@@ -113,20 +127,51 @@ class PushSimulation:
         self.late: list[tuple[int, int, int]] = []
         """(generation, value, D's address) of failed calls."""
         self.generation = 0
-        self.is_fence_wanted = False
         self.to_p: list[Request | Answer] = []
         self.to_d: list[Request | Answer] = []
-        self.pushes = Pushes(SETTINGS, hello=self.hello("p-1"), regions=regions(P_BASE, P_BLOCKS))
+        self.p_lives = self.d_lives = 0
+        self.keys: dict[int, TransferKey] = {}
+        """Of prefill number n."""
+        self.start_p()
+        self.start_d()
+
+    def start_p(self) -> None:
+        """Its process, for the first time or again, at the same address. What it was writing may land later."""
+        self.p_lives += 1
+        self.p_epoch = f"p-{self.p_lives}"
+        for job in self.jobs:
+            self.late += self.under_way(job)
+        self.jobs.clear()
+        self.prefills.clear()
+        self.p_free.clear()
+        self.free_p(list(range(P_BLOCKS)))
+        self.pushes = Pushes(SETTINGS, hello=self.hello(self.p_epoch), regions=regions(P_BASE, P_BLOCKS))
+
+    def start_d(self) -> None:
+        """The same of D's. Its transport is a new one."""
+        self.d_lives += 1
+        self.d_epoch = f"d-{self.d_lives}"
+        self.generation += 1
+        self.is_fence_wanted = False
+        self.reported |= self.receivers.keys()
+        self.receivers.clear()
+        self.d_free = list(range(D_BLOCKS))
         self.receptions = Receptions(
-            SETTINGS, hello=self.hello("d-1"), transport_at=lambda: (f"d:{self.generation}", self.generation)
+            SETTINGS, hello=self.hello(self.d_epoch), transport_at=lambda: (f"d:{self.generation}", self.generation)
         )
-        self.offers = Offers(SETTINGS, consumer="d-1")
+        self.offers = Offers(SETTINGS, consumer=self.d_epoch)
+
+    @property
+    def source(self) -> KvSource:
+        return replace(SOURCE, epoch=self.p_epoch)
 
     def hello(self, name: str) -> Hello:
         return Hello(epoch="", consumer=name, rank=0, tp_size=1, fingerprint="a=1")
 
     def p_hears(self, message: Any) -> None:
-        if isinstance(message, RecvReady):
+        if isinstance(message, RecvReady | Cancel) and message.epoch != self.p_epoch:
+            self.to_d.append(other_epoch(message, self.p_epoch))
+        elif isinstance(message, RecvReady):
             self.pushes.recv_ready(message, self.to_d.append, self.now)
         elif isinstance(message, Cancel):
             self.pushes.cancel(message, self.to_d.append, self.now)
@@ -136,9 +181,12 @@ class PushSimulation:
 
     def d_hears(self, message: Any) -> None:
         if isinstance(message, Hello):
-            self.to_p.append(
-                Meta(epoch="d-1", rank=0, tp_size=1, regions=tuple(regions(D_BASE, D_BLOCKS)), transport_address="d:0")
-            )
+            here = tuple(regions(D_BASE, D_BLOCKS))
+            meta = Meta(epoch=self.d_epoch, rank=0, tp_size=1, regions=here, transport_address="d:0")
+            is_here = message.epoch == self.d_epoch
+            self.to_p.append(meta if is_here else Reject(epoch=message.epoch, reason="restarted"))
+        elif isinstance(message, Open | PushDone | PushFail) and message.epoch != self.d_epoch:
+            self.to_p.append(other_epoch(message, self.d_epoch))
         elif isinstance(message, Open | PushDone | PushFail):
             self.receptions.on_message(message, self.to_p.append, self.now)
         else:
@@ -148,9 +196,12 @@ class PushSimulation:
 
     def break_off(self, job: Job) -> None:
         """What the call has under way may land later. P fences, so nothing is read any more."""
-        self.late += [(job.generation, self.memory[local], remote) for local, remote in job.pairs]
+        self.late += self.under_way(job)
         self.jobs.remove(job)
         self.pushes.broken(job.job_id, job.push_id, "status -1", False, self.now)
+
+    def under_way(self, job: Job) -> list[tuple[int, int, int]]:
+        return [(job.generation, self.memory[local], remote) for local, remote in job.pairs]
 
     def land(self, value: int, remote: int) -> None:
         owners = [name for name, r in self.receivers.items() if remote in r.addresses]

@@ -1,29 +1,29 @@
-"""The laws of connector/push_states.py under random events: one P rank, one D rank, calls that fail, bytes that land
-late, a network that drops, repeats and delays. A P that is stopped is one whose messages wait while time goes on.
+"""The laws of connector/push_states.py under random events: one P rank and one D rank, which may die and come back,
+calls that fail, bytes that land late, a network that drops, repeats, delays and falls silent. A stopped P is one whose
+messages wait while time goes on.
 """
 
 from __future__ import annotations
 
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from connector.side_channel import RecvReady
 from connector.step import Receive, Save, StopPush
-from pdq.wire.types import pack_ids
+from connector.transfers import TransferKey
+from pdq.wire.types import Pair, pack_ids
 from tests.connector.simulated_push import (
     D_BASE,
     D_BLOCKS,
     P_BASE,
     P_BLOCKS,
-    PAIR,
-    SOURCE,
     Prefill,
     PushSimulation,
     Receiver,
     addresses,
     content,
 )
+from tests.event_sequences import many, some
 
 
 class Pushing(PushSimulation, RuleBasedStateMachine):
@@ -33,14 +33,25 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
 
     # P's engine
 
-    @rule(num_blocks=st.integers(1, 3))
-    def begin_prefill(self, num_blocks: int) -> None:
-        if len(self.p_free) >= num_blocks:
-            self.count += 1
-            prefill = Prefill(self.count, num_blocks, [self.p_free.pop(0) for _ in range(num_blocks)])
-            self.prefills[prefill.name] = prefill
-            self.pushes.expect(prefill.push, self.now)
-            self.settle()
+    @rule(num_blocks=st.integers(1, 3), is_retry=st.sampled_from([False, False, True]), pick=st.integers(0, 99))
+    def begin_prefill(self, num_blocks: int, is_retry: bool = False, pick: int = 0) -> None:
+        """`is_retry`: of a request whose last attempt may still be under way here or at D."""
+        if len(self.p_free) < num_blocks:
+            return
+        self.count += 1
+        is_awaited = f"r{self.count}" in self.receivers.keys() | self.reported
+        if is_retry and self.keys and not is_awaited:
+            transfer_id = self.keys[pick % len(self.keys) + 1].transfer_id
+            last = max(key.pair.attempt for key in self.keys.values() if key.transfer_id == transfer_id)
+            self.keys[self.count] = TransferKey(transfer_id=transfer_id, pair=Pair(gen=1, attempt=last + 1))
+        key = self.key_of(self.count)
+        prefill = Prefill(self.count, key, num_blocks, [self.p_free.pop(0) for _ in range(num_blocks)])
+        self.prefills[prefill.name] = prefill
+        self.pushes.expect(prefill.push, self.now)
+        self.settle()
+
+    def key_of(self, number: int) -> TransferKey:
+        return self.keys.setdefault(number, TransferKey(transfer_id=f"t{number}", pair=Pair(gen=1, attempt=1)))
 
     @rule(pick=st.integers(0, 99))
     def compute(self, pick: int) -> None:
@@ -87,40 +98,68 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
             self.pushes.stop(StopPush(engine_request_id=prefill.name, reason="aborted", is_reported=True), self.now)
             self.settle()
 
+    rarely = st.sampled_from(["no"] * 12 + ["p", "d"])
+
+    @rule(who=rarely)
+    def restart(self, who: str) -> None:
+        """What is on its way to the old process reaches the new one."""
+        if who == "p":
+            self.start_p()
+        elif who == "d":
+            self.start_d()
+        self.settle()
+
     # D's engine
 
-    @rule(pick=st.integers(0, 2), first_block=st.integers(0, 1))
-    def receive(self, pick: int, first_block: int) -> None:
-        """Of one of the last prefills, or of one that is yet to come."""
+    @rule(pick=st.integers(0, 2), first_block=st.integers(0, 1), has_all=st.sampled_from([False, False, False, True]))
+    def receive(self, pick: int, first_block: int, has_all: bool = False) -> None:
+        """Of one of the last prefills, or of one that is yet to come. `has_all`: D's own cache has what it needs."""
         number = self.count + 1 - pick
         name = f"r{number}"
         known = self.prefills.get(name)
         num_blocks = known.num_blocks if known else 2
         if number < 1 or name in self.receivers or name in self.reported or len(self.d_free) < num_blocks:
             return
+        if has_all:
+            self.reported.add(name)
+            self.offers.start(
+                name, self.source, self.ready_of(number, num_blocks, num_blocks, []), self.now, is_once=True
+            )
+            self.settle()
+            return
         first_block = min(first_block, num_blocks - 1)
         receiver = Receiver(number, [self.d_free.pop(0) for _ in range(num_blocks)], first_block)
         receiver.addresses = {a for block in receiver.blocks[first_block:] for a in addresses(D_BASE, block)}
         self.receivers[name] = receiver
-        ready = RecvReady(
-            epoch="p-1",
-            transfer_id=name,
-            pair=PAIR,
-            consumer="d-1",
+        key, ready = self.key_of(number), self.ready_of(number, num_blocks, first_block, receiver.blocks[first_block:])
+        self.offers.start(name, self.source, ready, self.now, is_once=False)
+        self.receptions.start(
+            Receive(
+                engine_request_id=name,
+                transfer_id=key.transfer_id,
+                pair=key.pair,
+                source=self.source,
+                num_tokens=16 * num_blocks,
+            ),
+            self.now,
+        )
+        self.settle()
+
+    def ready_of(self, number: int, num_blocks: int, first_block: int, blocks: list[int]) -> RecvReady:
+        key = self.key_of(number)
+        return RecvReady(
+            epoch=self.p_epoch,
+            transfer_id=key.transfer_id,
+            pair=key.pair,
+            consumer=self.d_epoch,
             host="d",
             port=9,
             tp_size=1,
             block_size=16,
             num_tokens=16 * num_blocks,
             first_block=first_block,
-            block_ids=pack_ids(receiver.blocks[first_block:]),
+            block_ids=pack_ids(blocks),
         )
-        self.offers.start(name, SOURCE, ready, self.now, is_once=False)
-        self.receptions.start(
-            Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=SOURCE, num_tokens=16 * num_blocks),
-            self.now,
-        )
-        self.settle()
 
     @rule(pick=st.integers(0, 99))
     def cancel(self, pick: int) -> None:
@@ -132,11 +171,15 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
 
     # The network and time
 
-    @rule(num_blocks=st.integers(1, 3))
-    def start_both(self, num_blocks: int) -> None:
+    @rule(num_blocks=st.integers(1, 3), is_only_told=st.sampled_from([False, False, True]))
+    def start_both(self, num_blocks: int, is_only_told: bool) -> None:
+        """`is_only_told`: P hears of D's blocks, D hears nothing yet."""
         self.begin_prefill(num_blocks)
         self.receive(1, 0)
-        self.talk()
+        while is_only_told and self.to_p:
+            self.p_hears(self.to_p.pop(0))
+        if not is_only_told:
+            self.talk()
 
     @rule()
     def talk(self) -> None:
@@ -161,6 +204,14 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         self.now += seconds
         self.settle()
 
+    @rule()
+    def silence(self) -> None:
+        """Nothing passes, for as long as both sides ask in vain."""
+        for _ in range(8):
+            self.to_p.clear()
+            self.to_d.clear()
+            self.wait(0.6)
+
     # Transports
 
     @rule()
@@ -180,9 +231,21 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         self.settle()
 
     @rule()
-    def break_write(self) -> None:
+    def write_all(self) -> None:
+        for _ in range(99):
+            self.write()
+
+    @rule(is_abort=st.booleans())
+    def break_write(self, is_abort: bool) -> None:
+        """`is_abort`: P's engine gives the request up at the same time."""
         if self.jobs:
-            self.break_off(self.jobs[0])
+            job = self.jobs[0]
+            read = {local for local, _ in job.pairs}
+            self.break_off(job)
+            for index, prefill in enumerate(list(self.prefills.values())):
+                if is_abort and read & {address for block in prefill.blocks for address in addresses(P_BASE, block)}:
+                    self.abort_or_release(index)
+                    break
             self.settle()
 
     @rule()
@@ -222,5 +285,5 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         assert not self.jobs
 
 
-Pushing.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestPushing = Pushing.TestCase
+TestPushing = some(Pushing, 150, num_steps=60)
+test_ten_thousand_sequences = many(Pushing, num_steps=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -10,6 +9,7 @@ from connector.step import Expect, Load, StepMeta
 from pdq.wire.types import KvTicket, pack_ids
 from tests.connector.simulated import D_BLOCKS, P_BLOCKS, PAIR
 from tests.connector.simulated_unequal_pull import Loading, Prefill, UnequalPullSimulation
+from tests.event_sequences import many, some
 
 SHAPES = [(2, 1, 2), (2, 1, 1), (4, 1, 2), (4, 2, 4), (4, 2, 2), (4, 2, 1)]
 
@@ -166,5 +166,5 @@ class UnequalPull(UnequalPullSimulation, RuleBasedStateMachine):
         assert all(not d.readings for d in self.d)
 
 
-UnequalPull.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestUnequalPull = UnequalPull.TestCase
+TestUnequalPull = some(UnequalPull, 150, num_steps=60)
+test_ten_thousand_sequences = many(UnequalPull, num_steps=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -11,6 +10,7 @@ from connector.step import Push, Receive, Save, StopPush
 from pdq.wire.types import pack_ids
 from tests.connector.simulated_push import D_BLOCKS, P_BLOCKS, PAIR
 from tests.connector.simulated_unequal_push import Prefill, Receiver, UnequalPushSimulation
+from tests.event_sequences import many, some
 
 SHAPES = [(2, 1, 2), (2, 1, 1), (4, 1, 2), (4, 2, 4), (4, 2, 1)]
 
@@ -238,5 +238,5 @@ class UnequalPush(UnequalPushSimulation, RuleBasedStateMachine):
         assert not any(p.jobs for p in self.p)
 
 
-UnequalPush.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestUnequalPush = UnequalPush.TestCase
+TestUnequalPush = some(UnequalPush, 150, num_steps=60)
+test_ten_thousand_sequences = many(UnequalPush, num_steps=60)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdq.wire.link import FrameReceiver, FrameSender, LinkOverflow
 
@@ -154,87 +151,3 @@ def test_frames_that_were_given_up_are_skipped_and_counted():
     assert link.retain("c", 0.0) == 3
     assert receiver.accept(3, oldest=link.oldest)
     assert receiver.num_skipped == 1
-
-
-class LossyChannel(RuleBasedStateMachine):
-    """Frames and acks are lost, repeated and reordered at will; then the channel becomes fair and all must arrive."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = 0.0
-        self.link = sender(max_retained=6)
-        self.receiver = FrameReceiver(ack_interval_s=0.1)
-        self.frames: list[tuple[int, int, int]] = []
-        self.acks: list[int] = []
-        self.pushed = 0
-        self.delivered: list[int] = []
-
-    @precondition(lambda self: self.link.num_retained < 6)
-    @rule()
-    def push(self):
-        self.pushed += 1
-        self.link.retain(self.pushed, self.now)
-
-    @rule(room=st.integers(0, 6))
-    def flush(self, room):
-        for frame, payload in self.link.unsent():
-            if room == 0:
-                return
-            room -= 1
-            self.frames.append((frame, self.link.oldest, payload))
-            self.link.mark_sent(frame)
-
-    @precondition(lambda self: self.frames)
-    @rule(data=st.data(), keep=st.booleans(), lose=st.booleans())
-    def frame_arrives(self, data, keep, lose):
-        index = data.draw(st.integers(0, len(self.frames) - 1))
-        frame, oldest, payload = self.frames[index] if keep else self.frames.pop(index)
-        if not lose and self.receiver.accept(frame, oldest=oldest):
-            self.delivered.append(payload)
-
-    @rule()
-    def acknowledge(self):
-        ack = self.receiver.ack_due(self.now)
-        if ack is not None:
-            self.acks.append(ack)
-
-    @precondition(lambda self: self.acks)
-    @rule(data=st.data(), keep=st.booleans(), lose=st.booleans())
-    def ack_arrives(self, data, keep, lose):
-        index = data.draw(st.integers(0, len(self.acks) - 1))
-        ack = self.acks[index] if keep else self.acks.pop(index)
-        if not lose:
-            self.link.on_ack(ack, self.now)
-
-    @rule()
-    def reset(self):
-        self.frames.clear()
-        self.acks.clear()
-        self.link.on_reset(self.now)
-
-    @rule(seconds=st.sampled_from([0.05, 0.3, 2.0, 5.0]))
-    def time_passes(self, seconds):
-        self.now += seconds
-        self.link.on_tick(self.now)
-
-    @invariant()
-    def delivered_in_order_without_gap_or_double(self):
-        assert self.delivered == list(range(1, len(self.delivered) + 1))
-
-    def teardown(self):
-        for _ in range(20):
-            self.now += 5.0
-            self.link.on_tick(self.now)
-            for frame, payload in self.link.unsent():
-                self.link.mark_sent(frame)
-                if self.receiver.accept(frame, oldest=self.link.oldest):
-                    self.delivered.append(payload)
-            ack = self.receiver.ack_due(self.now)
-            if ack is not None:
-                self.link.on_ack(ack, self.now)
-        assert self.delivered == list(range(1, self.pushed + 1))
-        assert self.link.num_retained == 0
-
-
-LossyChannel.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
-test_a_lossy_channel_delivers_each_frame_once_and_in_order = LossyChannel.TestCase
