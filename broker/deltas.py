@@ -1,8 +1,11 @@
 """Token deltas from D to gateways: one numbered link per (D process, gateway process), nothing lost, nothing doubled.
 
 D's end keeps each frame until the gateway acknowledged it, and repeats it after a gap, a reconnect, or long silence.
-The gateway's end hands out each frame's deltas once and in order. A gateway that restarts at the same address is a new
-receiver: it starts at the oldest frame that D still keeps, and knows none of the requests in it.
+The gateway's end (`delta_receiver.py`) hands out each frame once and in order. A gateway that restarts at the same
+address is a new receiver: it starts at the oldest frame that D still keeps, and knows none of the requests in it.
+
+Once a second a frame also lists the requests that D has open for this gateway: a sign of life, and the way in which the
+gateway finds out about one that D has forgotten.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from broker.messages import Delta, Deltas, DeltasAck, Notice
-from broker.notices import NOTICES, NoticeReply
-from pdq.wire.link import FrameReceiver, FrameSender, LinkOverflow
+from broker.notices import NOTICES
+from pdq.wire.link import FrameSender, LinkOverflow
 from pdq.wire.sockets import PeerLink
 
 log = structlog.get_logger(__name__)
@@ -52,12 +55,17 @@ class DeltaSender:
         *,
         worker_id: str,
         on_overflow: Callable[[str], None],
+        owes: Callable[[str], tuple[str, ...]] | None = None,
         on_repeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_repeat` hears of each frame that is sent once more."""
+        """`owes(gateway)`: ids of all requests that are open for it; None: it is not told.
+
+        `on_repeat` hears of each frame that is sent once more.
+        """
         self._settings = settings
         self._worker_id = worker_id
         self._on_overflow = on_overflow
+        self._owes = owes
         self._on_repeat = on_repeat
         self._links: dict[str, _Outgoing] = {}
         self._next_frames: dict[str, int] = {}
@@ -67,6 +75,20 @@ class DeltaSender:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         self.step = 0
         """Engine step counter. Set it at steps without news too: idle frames tell it to all gateways."""
+
+    def __len__(self) -> int:
+        """Gateways with an open link."""
+        return len(self._links)
+
+    def next_frame(self, gateway: str) -> int:
+        """Number of the next frame to this gateway: it will know of all that is open now."""
+        link = self._links.get(gateway)
+        return self._next_frames.get(gateway, 1) if link is None else link.frames.next_frame
+
+    def open(self, gateway: str) -> None:
+        """Signs of life begin, if they haven't. May call `on_overflow`."""
+        if gateway not in self._links:
+            self.push(gateway, self.step, ())
 
     def push(self, gateway: str, step: int, items: tuple[Delta, ...]) -> None:
         """Sends the deltas to this gateway endpoint now, or as soon as it takes them. May call `on_overflow`."""
@@ -118,16 +140,21 @@ class DeltaSender:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         for gateway, link in list(self._links.items()):
-            silent_s, tokenless_s = link.tick(self.step)
+            owes = None if self._owes is None else self._owes(gateway)
+            silent_s, tokenless_s = link.tick(self.step, owes)
             if silent_s > self._settings.delta_give_up_s:
                 self._give_up(gateway, "no_acknowledgement")
-            elif tokenless_s > self._settings.delta_link_idle_s and link.frames.num_retained == 0:
+            elif not owes and tokenless_s > self._settings.delta_link_idle_s and link.frames.num_retained == 0:
                 self.drop(gateway)
 
     def _give_up(self, gateway: str, reason: str) -> None:
         log.warning("gateway_given_up", gateway=gateway, reason=reason, num_frames=self.num_unacknowledged(gateway))
         self.drop(gateway)
         self._on_overflow(gateway)
+
+
+_Frame = tuple[int, tuple[Delta, ...], tuple[str, ...] | None]
+"""Step, deltas, and what is open when the frame is a sign of life."""
 
 
 class _Outgoing:
@@ -139,8 +166,10 @@ class _Outgoing:
         self._settings = settings
         self._worker_id = worker_id
         self._loop = asyncio.get_running_loop()
-        self._pushed_at = self._tokens_at = self._loop.time()
-        self.frames: FrameSender[tuple[int, tuple[Delta, ...]]] = FrameSender(
+        self._listed_at = self._tokens_at = self._loop.time()
+        self._last_list = 0
+        """Number of the newest frame that is a sign of life."""
+        self.frames: FrameSender[_Frame] = FrameSender(
             max_retained=settings.max_unacknowledged_frames, resend_s=settings.delta_resend_s, first=first
         )
         self._on_repeat = on_repeat
@@ -151,27 +180,28 @@ class _Outgoing:
             NOTICES, gateway, identity=worker_id, on_message=self._on_message, on_reset=self._on_reset
         )
 
-    def push(self, step: int, items: tuple[Delta, ...]) -> bool:
+    def push(self, step: int, items: tuple[Delta, ...], owes: tuple[str, ...] | None = None) -> bool:
         """False: too much is unacknowledged."""
         now = self._loop.time()
         try:
-            self.frames.retain((step, items), now)
+            self.frames.retain((step, items, owes), now)
         except LinkOverflow:
             return False
         self.drained.clear()
-        self._pushed_at = now
         if items:
             self._tokens_at = now
         self._flush()
         return True
 
-    def tick(self, step: int) -> tuple[float, float]:
+    def tick(self, step: int, owes: tuple[str, ...] | None) -> tuple[float, float]:
         """Repeats, or gives a sign of life. Seconds without the acknowledgement that is due, and without tokens."""
         now = self._loop.time()
         self.frames.on_tick(now)
         self._flush()
-        if self.frames.num_retained == 0 and now - self._pushed_at >= self._settings.sign_of_life_s:
-            self.push(step, ())
+        is_last_acknowledged = self._last_list < self.frames.oldest
+        if is_last_acknowledged and now - self._listed_at >= self._settings.sign_of_life_s:
+            self._listed_at, self._last_list = now, self.frames.next_frame
+            self.push(step, (), owes)
         return self.frames.waiting_s(now), now - self._tokens_at
 
     def close(self) -> None:
@@ -179,8 +209,10 @@ class _Outgoing:
         self._link.shut()
 
     def _flush(self) -> None:
-        for frame, (step, items) in self.frames.unsent():
-            message = Deltas(worker=self._worker_id, frame=frame, oldest=self.frames.oldest, step=step, items=items)
+        for frame, (step, items, owes) in self.frames.unsent():
+            message = Deltas(
+                worker=self._worker_id, frame=frame, oldest=self.frames.oldest, step=step, items=items, owes=owes
+            )
             if not self._link.send(message):
                 return
             self.frames.mark_sent(frame)
@@ -199,88 +231,3 @@ class _Outgoing:
         if is_connected:
             self.frames.on_reset(self._loop.time())
             self._flush()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPulse:
-    """When a worker last moved, in the event loop's time (`asyncio.get_running_loop().time()`)."""
-
-    last_frame_at: float
-    step: int
-    step_changed_at: float
-
-
-class DeltaReceiver:
-    """The gateway's end of all links. Made and used in one event loop."""
-
-    def __init__(self, settings: DeltaSettings) -> None:
-        self._settings = settings
-        self._links: dict[str, _Incoming] = {}
-
-    def feed(self, deltas: Deltas, reply: NoticeReply) -> tuple[Delta, ...]:
-        """The deltas to take over: each once, in order. Empty for a repeated frame and for one that comes too early."""
-        link = self._links.get(deltas.worker)
-        if link is None:
-            link = self._links[deltas.worker] = _Incoming(deltas.worker, self._settings)
-        return link.feed(deltas, reply)
-
-    def pulse(self, worker: str) -> WorkerPulse | None:
-        """None: nothing came from this worker yet."""
-        link = self._links.get(worker)
-        return None if link is None else link.pulse
-
-    def forget(self, worker: str) -> None:
-        """For workers that are gone. Should it speak again, its unacknowledged frames are accepted once more."""
-        link = self._links.pop(worker, None)
-        if link is not None:
-            link.close()
-
-    async def close(self) -> None:
-        for worker in list(self._links):
-            self.forget(worker)
-
-
-class _Incoming:
-    """One numbered link from one worker process."""
-
-    def __init__(self, worker: str, settings: DeltaSettings) -> None:
-        self._worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._frames = FrameReceiver(ack_interval_s=settings.delta_ack_s)
-        self._timer: asyncio.TimerHandle | None = None
-        self._reply: NoticeReply | None = None
-        now = self._loop.time()
-        self.pulse = WorkerPulse(last_frame_at=now, step=-1, step_changed_at=now)
-
-    def feed(self, deltas: Deltas, reply: NoticeReply) -> tuple[Delta, ...]:
-        now = self._loop.time()
-        has_moved = deltas.step > self.pulse.step
-        self.pulse = WorkerPulse(
-            last_frame_at=now,
-            step=deltas.step if has_moved else self.pulse.step,
-            step_changed_at=now if has_moved else self.pulse.step_changed_at,
-        )
-        self._reply = reply
-        num_skipped = self._frames.num_skipped
-        is_accepted = self._frames.accept(deltas.frame, oldest=deltas.oldest)
-        if self._frames.num_skipped > num_skipped:
-            log.warning("delta_frames_skipped", worker=self._worker, total=self._frames.num_skipped)
-        self._acknowledge()
-        return deltas.items if is_accepted else ()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _acknowledge(self) -> None:
-        """Now, or by the timer, so that acks are at least `delta_ack_s` apart."""
-        ack = self._frames.ack_due(self._loop.time())
-        if ack is not None and self._reply is not None:
-            self._reply(DeltasAck(worker=self._worker, frame=ack))
-        deadline = self._frames.next_deadline()
-        if deadline is not None and self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._acknowledge()

@@ -10,7 +10,8 @@ through its `DeltaSender`.
 
 from __future__ import annotations
 
-from broker.deltas import DeltaReceiver, DeltaSender, DeltaSettings, WorkerPulse
+from broker.delta_receiver import DeltaReceiver, WorkerPulse
+from broker.deltas import DeltaSender, DeltaSettings
 from broker.notices import NOTICES, NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 
 __all__ = [

@@ -133,6 +133,8 @@ class Admit:
     queue_wait_s: float
     prefill_s: float
     cached_tokens: int
+    frame: int = 0
+    """Of D's link to this gateway: from this frame on `Deltas.owes` knows of the request. 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,8 @@ class Deltas:
     items: tuple[Delta, ...]
     oldest: int = 1
     """What is below was acknowledged or given up and will never come: where a new receiver starts."""
+    owes: tuple[str, ...] | None = None
+    """About once a second: ids of all requests that D has open for this gateway. Who is missing has no worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,13 @@ class Admission:
         peers: NoticePeers,
         is_stalled: Callable[[], bool],
         on_go: Callable[[DecodeRequest, list[Delta]], None],
+        next_frame: Callable[[str], int],
         clock: Callable[[], float],
     ) -> None:
-        """`on_go` sends the deltas that were held back until Go. `is_stalled`: the engine hangs."""
+        """`on_go` sends the deltas that were held back until Go. `is_stalled`: the engine hangs.
+
+        `next_frame(gateway)`: number of the next frame of deltas to it.
+        """
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._settings = settings
@@ -48,6 +52,7 @@ class Admission:
         self._peers = peers
         self._is_stalled = is_stalled
         self._on_go = on_go
+        self._next_frame = next_frame
         self._clock = clock
         self._replies: dict[DecodeRequest, NoticeReply] = {}
         self.is_open = True
@@ -166,6 +171,7 @@ class Admission:
             queue_wait_s=0.0 if isinstance(offer, Start) else offer.queue_wait_s,
             prefill_s=offer.prefill_s if isinstance(offer, KvReady) else 0.0,
             cached_tokens=offer.cached_tokens if isinstance(offer, KvReady) else 0,
+            frame=self._next_frame(offer.gateway),
         )
 
 

@@ -68,6 +68,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
             settings.deltas,
             worker_id=worker_id,
             on_overflow=lambda gateway: worker.on_gateway_overflow(gateway),
+            owes=lambda gateway: worker.owes(gateway),
             on_repeat=figures.on_repeat,
         )
         try:

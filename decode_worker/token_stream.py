@@ -43,8 +43,9 @@ class TokenStream:
             self._push(gateway, deltas)
 
     def on_go(self, request: DecodeRequest, held_back: list[Delta]) -> None:
-        """The request was admitted: what came before Go leaves first."""
+        """The request was admitted: what came before Go leaves first. From now on the gateway gets signs of life."""
         if not held_back:
+            self._deltas.open(request.offer.gateway)
             return
         self._push(request.offer.gateway, held_back)
         if held_back[-1].finish is not None:

@@ -77,6 +77,7 @@ class DecodeWorker:
             peers=peers,
             is_stalled=lambda: self._progress.is_stalled(clock()),
             on_go=self._stream.on_go,
+            next_frame=deltas.next_frame,
             clock=clock,
         )
         metrics.watch(self.record)
@@ -115,6 +116,10 @@ class DecodeWorker:
         for request in self._requests.table.of_gateway(endpoint):
             log.warning("gateway_overflow", request_id=request.offer.request_id, gateway=endpoint)
             self._requests.abort(request, reason="the gateway acknowledges nothing")
+
+    def owes(self, gateway: str) -> tuple[str, ...]:
+        """Ids of all requests that are open for this gateway endpoint, with or without Go."""
+        return tuple([request.offer.request_id for request in self._requests.table.of_gateway(gateway)])
 
     def record(self) -> WorkerRecord:
         """What the next heartbeat says."""

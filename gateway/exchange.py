@@ -63,6 +63,8 @@ class Exchange:
     end: Finish | Fail | None = None
     admit: Admit | None = None
     """Of the decode worker that has Go, or had it last."""
+    is_unlisted: bool = False
+    """That worker's last list of open requests did not name it."""
     first_admit: Admit | None = None
     """Of the one that sent the first token: its prefill is the one that the client's prompt was charged for."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None

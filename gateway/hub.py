@@ -17,6 +17,7 @@ from broker.messages import Ack, Admit, Deltas, Failed, Go, Gone, Notice, Prompt
 from gateway.cancels import ANY_ATTEMPT, Cancels
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
+from gateway.forgotten import take_list
 from gateway.metrics import GatewayMetrics
 from gateway.migration import note_migration
 from gateway.owner_watch import Debt
@@ -115,7 +116,9 @@ class Hub:
     def _on_deltas(self, message: Deltas, reply: NoticeReply) -> None:
         now = self._loop.time()
         worker = message.worker
-        for delta in self._receiver.feed(message, reply):
+        if not self._receiver.feed(message, reply):
+            return
+        for delta in message.items:
             exchange = self._exchanges.get(delta.request_id)
             if exchange is None:
                 self._refuse(worker, delta.request_id, delta.pair)
@@ -130,6 +133,10 @@ class Hub:
                     commands = []
             if commands:
                 self.perform(exchange, commands, "delta")
+        if message.owes is not None:
+            code, detail = "request_forgotten", f"decode worker {worker} has forgotten the request"
+            for exchange, pair in take_list(self._exchanges.values(), message):
+                self.perform(exchange, exchange.session.on_failed(pair, code, detail, retryable=True), code)
 
     def _on_admit(self, admit: Admit, reply: NoticeReply) -> None:
         exchange = self._exchanges.get(admit.request_id)
@@ -146,7 +153,7 @@ class Hub:
         if exchange.admit is None or exchange.admit.pair != admit.pair:
             self._metrics.queue_wait.observe(admit.queue_wait_s)
             self._metrics.prefill.observe(admit.prefill_s)
-        exchange.admit = admit
+        exchange.admit, exchange.is_unlisted = admit, False
         exchange.admitted_at = self._loop.time()
         self._endpoints[admit.worker] = admit.endpoint
         self._waiting.discard(admit.request_id)

@@ -41,6 +41,8 @@ class Script:
     is_retryable: bool = False
     stall_after: int | None = None
     """Tokens before silence."""
+    forgets_after: int | None = None
+    """Tokens before it knows nothing of the request any more, and says so to nobody."""
     eos_after: int | None = None
     has_logprobs: bool = True
     gate: asyncio.Semaphore | None = None
@@ -60,6 +62,8 @@ class EchoPipeline:
     taken: asyncio.Queue[JobLease] = field(default_factory=asyncio.Queue)
     answers: list[Notice] = field(default_factory=list)
     tasks: dict[tuple[str, Pair], asyncio.Task[None]] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    """Ids of requests, from Admit on."""
     step: int = 0
 
     def record(self, role: str, **fields: int) -> WorkerRecord:
@@ -79,6 +83,7 @@ class EchoPipeline:
         for (request_id, pair), task in self.tasks.items():
             if request_id == message.request_id and pair <= message.pair:
                 task.cancel()
+                self.open.discard(request_id)
         reply(Cancelled(request_id=message.request_id, pair=message.pair))
 
     async def next_cancel(self) -> Cancel:
@@ -102,14 +107,20 @@ class EchoPipeline:
             return
         if job.sampling.prompt_logprobs is not None:
             await self.peers.request(job.gateway, prompt_logprobs(lease))
+        self.open.add(job.request_id)
         answer = await self.peers.request(job.gateway, self.admit(lease))
         self.answers.append(answer)
         await self.queue.settle(lease, state="done")
         if not isinstance(answer, Go):
+            self.open.discard(job.request_id)
             return
+        self.deltas.open(job.gateway)
         prompt, generated = unpack_ids(job.prompt_ids), unpack_ids(job.generated_ids)
         for seq in range(job.sampling.max_tokens - len(generated)):
             if script.stall_after == seq:
+                return
+            if script.forgets_after == seq:
+                self.open.discard(job.request_id)
                 return
             if script.gate is not None:
                 await script.gate.acquire()
@@ -123,6 +134,7 @@ class EchoPipeline:
             self.push(lease, script, seq, token_id, is_eos=is_eos, is_last=is_last)
             await asyncio.sleep(0)
             if is_last:
+                self.open.discard(job.request_id)
                 return
 
     async def stop(self) -> None:
@@ -167,6 +179,7 @@ class EchoPipeline:
             queue_wait_s=lease.queue_wait_s,
             prefill_s=0.01,
             cached_tokens=3,
+            frame=self.deltas.next_frame(lease.job.gateway),
         )
 
     async def fail(self, lease: JobLease, script: Script) -> None:
@@ -178,6 +191,7 @@ class EchoPipeline:
             detail="as scripted,\nwith a line break",
             retryable=script.is_retryable,
         )
+        self.open.discard(lease.job.request_id)
         await self.peers.request(lease.job.gateway, failed)
 
 
@@ -206,7 +220,12 @@ async def echo_pipeline(
     settings = NoticeSettings()
     inbox = NoticeInbox(settings, worker_id=worker_id)
     peers = NoticePeers(settings, worker_id=worker_id)
-    deltas = DeltaSender(DeltaSettings(), worker_id=worker_id, on_overflow=lambda gateway: None)
+    deltas = DeltaSender(
+        DeltaSettings(sign_of_life_s=0.1),
+        worker_id=worker_id,
+        on_overflow=lambda gateway: None,
+        owes=lambda gateway: tuple(pipeline.open),
+    )
     pipeline = EchoPipeline(
         worker_id=worker_id, endpoint=inbox.endpoint, queue=queue, inbox=inbox, peers=peers, deltas=deltas
     )

@@ -33,6 +33,7 @@ class Gateway:
         self.receiver = DeltaReceiver(settings)
         self.seqs: list[int] = []
         self.frames: list[int] = []
+        self.lists: list[tuple[str, ...]] = []
         self.is_deaf = False
         self._news = asyncio.Condition()
         self._tasks = set()
@@ -46,7 +47,9 @@ class Gateway:
         if self.is_deaf:
             return
         self.frames.append(notice.frame)
-        self.seqs.extend(item.seq for item in self.receiver.feed(notice, reply))
+        if self.receiver.feed(notice, reply):
+            self.seqs.extend(item.seq for item in notice.items)
+            self.lists.extend([] if notice.owes is None else [notice.owes])
         task = asyncio.ensure_future(self._tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -125,6 +125,7 @@ async def decode_world() -> AsyncIterator[DecodeWorld]:
         peers=peers,
         is_stalled=lambda: False,
         on_go=lambda request, held_back: None,
+        next_frame=lambda gateway: 1,
         clock=clock,
     )
     world = DecodeWorld(engine=engine, gateway=inbox.endpoint, admission=admission, requests=requests)

@@ -1,0 +1,28 @@
+"""A prefill that takes long is nobody's death: everybody who waits for it hears that the others live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.pipeline import process_logs
+from tests.pipeline.harness import running
+from tests.servers import RedisServer
+
+ENVIRON = {
+    "PDQ_GATEWAY__OWNER_KV_WAIT_S": "1.5",
+    "PDQ_GATEWAY__STALL_S": "1.5",
+    "PDQ_GATEWAY__OWNER_SILENCE_S": "1.2",
+    "PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "4000",
+}
+
+
+async def test_the_first_request_of_a_decode_worker_may_wait_longer_for_a_push_than_a_dead_one_would_be_given(
+    tmp_path: Path, private_redis: RedisServer
+) -> None:
+    async with running(tmp_path, private_redis, mode="push", environ=ENVIRON) as pipeline:
+        answer = await pipeline.complete("a prompt that takes four seconds", max_tokens=8)
+
+        assert answer["choices"][0]["text"] == "a prompt"
+        assert not process_logs.events(pipeline.log_dir, "decode_worker_dead", "gateway-1")
+        assert not process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")
+        await pipeline.quiet()
