@@ -172,7 +172,7 @@ class WorkerRecord:
     role: str
     """`gateway`, `prefill` or `decode`."""
     state: str
-    """`starting`, `ready` or `draining`."""
+    """`starting`, `ready`, `stalled` (its engine hangs) or `draining`."""
     endpoint: str
     """ZeroMQ inbox, `tcp://host:port`."""
     model: str

@@ -79,6 +79,7 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
                 model=settings.model.name,
                 settings=settings.worker,
                 drain_grace_s=settings.runtime.drain_grace_s,
+                stall_exit_s=settings.engine.engine_stall_exit_s,
                 engine=engine,
                 engine_info=info,
                 peers=peers,

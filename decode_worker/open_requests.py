@@ -65,6 +65,12 @@ class OpenRequests:
             detail = f"deadline passed in the decode worker; {request.next_seq} tokens were generated"
             self.spawn(self._send_failed(request, code="deadline", detail=detail, retryable=False))
 
+    def fail_stalled(self) -> None:
+        """The engine hangs with all that it has. Should it move again, it finds that nobody wants that any more."""
+        for request in self.table.all():
+            self.fail(request, "engine_stalled: the decode engine makes no progress")
+            self.spawn(self._abort_in_engine(request.engine_request_id))
+
     async def fail_all(self, detail: str) -> None:
         """This worker ends: every open request is continued elsewhere."""
         requests = self.table.all()

@@ -22,6 +22,7 @@ from decode_worker.token_stream import TokenStream
 from engine.base import Engine, EngineInfo, EngineStats
 from engine.ledger import KvLedger
 from engine.progress import Progress
+from engine.stall_watch import StallWatch
 from pdq.runtime.signals import Drain
 
 _EXPIRE_S: Final = 0.25
@@ -37,6 +38,7 @@ class DecodeWorker:
         model: str,
         settings: DecodeWorkerSettings,
         drain_grace_s: float,
+        stall_exit_s: float,
         engine: Engine,
         engine_info: EngineInfo,
         peers: NoticePeers,
@@ -80,16 +82,20 @@ class DecodeWorker:
             next_frame=deltas.next_frame,
             clock=clock,
         )
+        self._stall_watch = StallWatch(
+            self._progress, exit_s=stall_exit_s, clock=clock, on_stall=self._requests.fail_stalled
+        )
         metrics.watch(self.record)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain, then finishes what it decodes, within the grace.
 
-        Raises an ExceptionGroup with EngineError when the engine is gone; its requests are reported failed then.
+        Raises an ExceptionGroup with EngineError when the engine is gone, or stands still for good; its requests are
+        reported failed then.
         """
         try:
             async with asyncio.TaskGroup() as background:
-                loops = (self._feed(), membership.run(), self._expire())
+                loops = (self._feed(), membership.run(), self._expire(), self._stall_watch.run())
                 tasks = [background.create_task(loop) for loop in loops]
                 await drain.wait()
                 self._admission.is_open = False
@@ -97,6 +103,7 @@ class DecodeWorker:
                 for task in tasks:
                     task.cancel()
         finally:
+            self._admission.is_open = False
             await asyncio.shield(self._requests.fail_all("the decode worker stopped"))
             await membership.leave()
 
@@ -127,7 +134,7 @@ class DecodeWorker:
         return WorkerRecord(
             worker_id=self._worker_id,
             role="decode",
-            state="ready" if self._admission.is_open else "draining",
+            state=self._state(),
             endpoint=self._endpoint,
             model=self._model,
             fingerprint=self._info.fingerprint,
@@ -141,6 +148,11 @@ class DecodeWorker:
             waiting=stats.waiting if stats else 0,
             done_tokens=self._metrics.num_tokens,
         )
+
+    def _state(self) -> str:
+        if not self._admission.is_open:
+            return "draining"
+        return "stalled" if self._progress.is_stalled(self._clock()) else "ready"
 
     async def _feed(self) -> None:
         async for step in self._engine.outputs():

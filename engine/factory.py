@@ -22,6 +22,10 @@ from pdq.runtime.ports import FixedPort
 class EngineProcessSettings:
     """The engine and the connector inside it."""
 
+    engine_stall_exit_s: float = field(
+        default=30.0,
+        metadata={"help": "a worker whose engine stands still for so much longer than the stall time ends with code 1"},
+    )
     engine: EngineSettings = field(default_factory=EngineSettings)
     connector: ConnectorSettings = field(default_factory=ConnectorSettings)
 

@@ -16,9 +16,17 @@ class Progress:
             self._step = step
             self._moved_at = now
 
+    def excuse(self, now: float) -> None:
+        """The worker itself could not look until now: its engine's news are still to be read."""
+        self._moved_at = now
+
+    def standing_s(self, now: float) -> float:
+        """Since the last movement."""
+        return now - self._moved_at
+
     def is_stalled(self, now: float) -> bool:
         """For longer than `stall_s`. Then no job may stay here, and none may come.
 
         An engine that says nothing at all stands still too: it tells of itself once a second.
         """
-        return now - self._moved_at > self.stall_s
+        return self.standing_s(now) > self.stall_s

@@ -8,6 +8,7 @@ for one lease: everybody's leases look expired then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
@@ -41,11 +42,19 @@ class LeaseKeeper:
         self._clock = clock
         self._rng = rng
         self._reap_not_before = clock() + lease_s
+        self._hurry = asyncio.Event()
+
+    def renew_soon(self) -> None:
+        """The engine hangs: its jobs should not wait for the next round."""
+        self._hurry.set()
 
     async def run_renewals(self) -> None:
         """Every third of a lease, until cancelled."""
         while True:
-            await asyncio.sleep(self._lease_s / 3)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / 3):
+                    await self._hurry.wait()
+            self._hurry.clear()
             try:
                 await self.renew_all()
             except QueueUnavailable as exc:
@@ -83,7 +92,7 @@ class LeaseKeeper:
                 self._reap_not_before = self._clock() + self._lease_s
 
     async def _give_back_stalled(self, held: HeldJob) -> None:
-        log.error("engine_stalled", request_id=held.lease.job.request_id, stall_s=self._progress.stall_s)
+        log.warning("stalled_job_given_back", request_id=held.lease.job.request_id)
         dead = await self._queue.give_back(held.lease, failure=f"engine made no step for {self._progress.stall_s} s")
         self._cancel(held)
         if dead is not None:

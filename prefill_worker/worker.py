@@ -17,6 +17,7 @@ from broker.messages import Cancel, Cancelled, Notice, Room
 from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutputs
 from engine.ledger import KvLedger
 from engine.progress import Progress
+from engine.stall_watch import StallWatch
 from pdq.runtime.signals import Drain
 from prefill_worker.cancelled import CancelMemory
 from prefill_worker.ends import JobEnds
@@ -41,6 +42,7 @@ class PrefillWorker:
         model: str,
         settings: PrefillWorkerSettings,
         drain_grace_s: float,
+        stall_exit_s: float,
         lease_s: float,
         queue: PrefillQueue,
         engine: Engine,
@@ -110,14 +112,18 @@ class PrefillWorker:
             clock=clock,
             rng=rng,
         )
+        self._stall_watch = StallWatch(
+            self._progress, exit_s=stall_exit_s, clock=clock, on_stall=self._leases.renew_soon
+        )
         metrics.watch(self.record)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain; then finishes what is held, within the grace.
 
-        Raises an ExceptionGroup with EngineError when the engine is gone; its jobs are given back as failures then.
+        Raises an ExceptionGroup with EngineError when the engine is gone, or stands still for good; its jobs are given
+        back as failures then.
         """
-        failure: str | None = "the prefill engine is gone"
+        failure: str | None = "the prefill engine is gone, or hangs"
         try:
             async with asyncio.TaskGroup() as background:
                 tasks = [
@@ -125,6 +131,7 @@ class PrefillWorker:
                     background.create_task(membership.run()),
                     background.create_task(self._leases.run_renewals()),
                     background.create_task(self._leases.run_reaping()),
+                    background.create_task(self._stall_watch.run()),
                 ]
                 taking = background.create_task(self._taker.run())
                 await drain.wait()
@@ -166,7 +173,7 @@ class PrefillWorker:
         return WorkerRecord(
             worker_id=self._worker_id,
             role="prefill",
-            state="draining" if self._is_draining else "ready",
+            state=self._state(),
             endpoint=self._endpoint,
             model=self._model,
             fingerprint=self._info.fingerprint,
@@ -182,6 +189,11 @@ class PrefillWorker:
             prefill_time=str(self._times.formula or ""),
             done_tokens=self._metrics.num_tokens,
         )
+
+    def _state(self) -> str:
+        if self._is_draining:
+            return "draining"
+        return "stalled" if self._progress.is_stalled(self._clock()) else "ready"
 
     def _on_lease(self, lease: JobLease) -> None:
         if self._cancels.covers(lease.job.request_id, lease.pair, self._clock()):
@@ -237,7 +249,6 @@ class PrefillWorker:
         was_stalled = self._progress.is_stalled(now)
         self._progress.observe(step.stats.step, is_idle=is_idle, now=now)
         if was_stalled and not self._progress.is_stalled(now):
-            log.warning("engine_moves_again")
             self._taker.room_changed()
 
     def _on_output(self, output: EngineOutput) -> None:

@@ -65,7 +65,8 @@ async def test_a_decode_worker_that_hangs_and_wakes_up_breaks_no_stream(
     tmp_path: Path, private_redis: RedisServer, part: str
 ) -> None:
     rng = random.Random(1)
-    async with running(tmp_path, private_redis, decode=2, environ=ENVIRON) as pipeline:
+    allowed = ("engine_stalled",) if part == "engine" else ()
+    async with running(tmp_path, private_redis, decode=2, environ=ENVIRON, allowed_faults=allowed) as pipeline:
         ledger = Ledger(pipeline.client)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -113,6 +114,29 @@ async def test_a_prefill_engine_that_hangs_loses_its_jobs_to_another_worker(
                 assert len(done) == 8, "answered while the engine hung"
 
         ledger.all_right()
+        await pipeline.quiet()
+
+
+async def test_workers_whose_engines_hang_for_good_are_started_again_and_their_requests_end_well(
+    tmp_path: Path, private_redis: RedisServer
+) -> None:
+    exits = {f"PDQ_{role}_WORKER__ENGINE_STALL_EXIT_S": "1" for role in ("PREFILL", "DECODE")}
+    faults = ("engine_stalled", "fault", "the engine has made no progress")
+    environ = {**ENVIRON, **exits, "PDQ_PREFILL_WORKER__PARK_S": "60"}
+    async with running(tmp_path, private_redis, environ=environ, allowed_faults=faults) as pipeline:
+        ledger = Ledger(pipeline.client)
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(ledger.ask(f"{number} {'x' * 300}", max_tokens=100, stream=True))
+            await streaming(ledger, 4)
+            for name in ("prefill-1", "decode-1"):
+                (engine,) = pids(pipeline, name, "engine")
+                os.kill(engine, signal.SIGSTOP)  # for good: nobody wakes it up
+            for number in range(4):
+                group.create_task(ledger.ask(f"{number} comes late", max_tokens=5))
+
+        ledger.all_right()
+        assert [pipeline.child(name).restarts for name in ("prefill-1", "decode-1")] == [1, 1]
         await pipeline.quiet()
 
 

@@ -120,6 +120,7 @@ async def prefill_world(
     *,
     engine: LiveEngine | None = None,
     queue_settings: QueueSettings | None = None,
+    stall_exit_s: float = 60.0,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """`changes`: of PrefillWorkerSettings."""
@@ -135,6 +136,7 @@ async def prefill_world(
         model="m",
         settings=PrefillWorkerSettings(**{"park_s": 0.05, "park_retry_s": 0.02, **changes}),
         drain_grace_s=5.0,
+        stall_exit_s=stall_exit_s,
         lease_s=LEASE_S,
         queue=queue,
         engine=engine,

@@ -1,0 +1,107 @@
+"""An engine that hangs: its work goes on elsewhere, everybody sees it, and in the end its worker goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.messages import Accepted, Busy
+from engine.base import EngineError
+from engine.progress import Progress
+from engine.stall_watch import StallWatch
+from tests.broker.stores import eventually, job
+from tests.workers import decode_world as d
+from tests.workers import prefill_world as p
+from tests.workers.live_engine import LiveEngine
+
+STALL_S = 0.6
+
+
+async def beating(engine: LiveEngine) -> None:
+    """As an engine that lives, until it hangs."""
+    while True:
+        engine.say(running=0)
+        await asyncio.sleep(0.1)
+
+
+async def test_a_decode_worker_fails_what_its_engine_hangs_with_and_takes_nothing_new() -> None:
+    async with d.decode_world(decode_stall_s=STALL_S) as world:
+        beats = asyncio.create_task(beating(world.engine))
+        assert isinstance(await world.start("r"), Accepted)
+        world.engine.token(world.engine.submitted[0], 7)
+        await world.until(lambda: len(world.deltas) == 1)
+
+        world.engine.is_hung = True
+
+        await world.until(lambda: len(world.failed) == 1)
+        failed = world.failed[0]
+        assert (failed.request_id, failed.code, failed.retryable) == ("r", "engine_stalled", True)
+        assert world.engine.aborted == [world.engine.submitted[0].engine_request_id]
+        await eventually(lambda: _is_in_state(world, "stalled"))
+        assert isinstance(await world.start("new"), Busy)
+        await world.until(lambda: world.lists[-1:] == [()])
+
+        world.engine.is_hung = False
+
+        await eventually(lambda: _is_in_state(world, "ready"))
+        assert isinstance(await world.start("new"), Accepted)
+        beats.cancel()
+        world.engine.free(world.engine.submitted[-1].engine_request_id)
+        world.engine.token(world.engine.submitted[-1], 7, finish="stop")
+
+
+async def test_a_decode_worker_whose_engine_hangs_for_good_leaves_with_a_fault() -> None:
+    async with d.decode_world(decode_stall_s=STALL_S, stall_exit_s=STALL_S) as world:
+        world.engine.is_hung = True
+
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(world.running, 10)
+
+        assert caught.group_contains(EngineError, match="no progress")
+        assert await world.state() == ""
+        assert isinstance(await world.start("late"), Busy), "its inbox may be open a little longer"
+
+
+async def test_a_prefill_worker_whose_engine_hangs_gives_its_jobs_back_and_leaves_with_a_fault() -> None:
+    engine = LiveEngine(prefills=False)
+    async with p.prefill_world(engine=engine, prefill_stall_s=STALL_S, stall_exit_s=3 * STALL_S) as world:
+        beats = asyncio.create_task(beating(engine))
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: len(engine.submitted) == 1)
+
+        engine.is_hung = True
+
+        await world.until(lambda: world.state("r") == "queued")
+        assert world.queue.failures_of("r", 1) == 1
+        await world.until(lambda: world.worker.record().state == "stalled")
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(world.running, 10)
+        beats.cancel()
+
+    assert caught.group_contains(EngineError, match="no progress")
+    assert world.state("r") == "queued"
+    assert "prefill-1" not in {worker.worker_id for worker in await world.registry.workers()}
+
+
+async def test_time_in_which_the_worker_itself_was_stopped_is_not_held_against_its_engine() -> None:
+    now = 0.0
+    stalls: list[float] = []
+    progress = Progress(now, stall_s=5.0)
+    watch = StallWatch(progress, exit_s=5.0, clock=lambda: now, on_stall=lambda: stalls.append(now))
+    watching = asyncio.create_task(watch.run())
+    await asyncio.sleep(0)
+
+    now = 100.0  # SIGCONT after a long stop
+    await asyncio.sleep(1.2)
+    assert not watching.done()
+    assert stalls == []
+
+    for now in (101.0, 102.0, 103.0, 104.0, 105.2):  # noqa: B007 - the watch's clock
+        await asyncio.sleep(0.55)
+    assert len(stalls) == 1, "an engine that says nothing after that hangs"
+    watching.cancel()
+
+
+async def _is_in_state(world: d.World, state: str) -> bool:
+    return await world.state() == state
