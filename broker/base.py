@@ -195,6 +195,8 @@ class WorkerRecord:
     """Prefill workers: how long a prefill takes, as `prefill_time.py` writes it; empty: too few so far."""
     done_tokens: int = 0
     """Since its start: prompt tokens computed (prefill), tokens sent (decode)."""
+    clock_ms: int = 0
+    """When the record was made, by the process's own clock: comparable with its own words only (`Accepted`)."""
 
 
 class Registry(Protocol):

@@ -89,6 +89,8 @@ class KvReady:
 class Accepted:
     request_id: str
     pair: Pair
+    clock_ms: int = 0
+    """By D's own clock: records that are no older count this request (`WorkerRecord.clock_ms`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class Admission:
         verdict, answer = self._table.classify(offer, self._clock())
         request = self._table.by_request_id(offer.request_id)
         if answer is not None:
-            reply(answer)
+            reply(self._accepted(offer) if isinstance(answer, Accepted) else answer)
         elif verdict is Verdict.ADMITTING and request is not None:
             self._replies[request] = reply
         elif offer.remaining_s <= 0:
@@ -152,7 +152,7 @@ class Admission:
             return Gone(request_id=offer.request_id, pair=offer.pair, reason="cancelled or failed before Go")
         if isinstance(answer, Go):
             self._on_go(request, self._table.go(request, self._clock()))
-            return Accepted(request_id=offer.request_id, pair=offer.pair)
+            return self._accepted(offer)
         if isinstance(answer, Gone):
             self._requests.abort(request, reason=answer.reason)
             return answer
@@ -160,6 +160,9 @@ class Admission:
         log.warning("gateway_silent", request_id=offer.request_id, gateway=offer.gateway)
         self._requests.abort(request, reason=None)
         return Busy(request_id=offer.request_id, pair=offer.pair, free_tokens=0)
+
+    def _accepted(self, offer: Offer) -> Accepted:
+        return Accepted(request_id=offer.request_id, pair=offer.pair, clock_ms=int(self._clock() * 1000))
 
     def _question(self, offer: Offer) -> Admit:
         return Admit(

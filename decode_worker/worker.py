@@ -147,6 +147,7 @@ class DecodeWorker:
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             done_tokens=self._metrics.num_tokens,
+            clock_ms=int(self._clock() * 1000),
         )
 
     def _state(self) -> str:

@@ -9,11 +9,11 @@ from typing import Final
 import structlog
 
 from broker import placement
-from broker.base import WorkerRecord
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Gone, Start
+from broker.promises import Promises
 from gateway.exchange import Exchange
 from gateway.session import Enqueue
 from pdq.wire.types import Pair, num_ids
@@ -33,8 +33,7 @@ class LocalStart:
         self._gateway_id = gateway_id
         self._endpoint = endpoint
         self._rng = rng
-        self._promised: dict[str, int] = {}
-        self._promised_view: tuple[WorkerRecord, ...] = ()
+        self._promises = Promises()
 
     @property
     def can_queue(self) -> bool:
@@ -47,20 +46,22 @@ class LocalStart:
         tokens = num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)
         candidates = list(self._view.of_role("decode"))
         while candidates:
-            target = placement.choose(candidates, tokens, self._promises(), self._rng)
+            promised = self._promises.totals(self._view.workers)
+            target = placement.choose(candidates, tokens, promised, self._rng)
             if target is None:
                 return False
             candidates.remove(target)
-            self._promised[target.worker_id] = self._promised.get(target.worker_id, 0) + tokens
             try:
-                answer = await self._peers.request(target.endpoint, offer)
+                with self._promises.make(target.worker_id, tokens) as promise:
+                    answer = await self._peers.request(target.endpoint, offer)
+                    if isinstance(answer, Accepted):
+                        promise.keep(answer.clock_ms)
             except PeerUnavailable:
                 # It may have it all the same: a take of this gen from the queue is newer and wins
                 log.warning("decode_worker_silent", request_id=exchange.request_id, worker=target.worker_id)
                 continue
             if isinstance(answer, Accepted | Gone):
                 return True
-            self._promised[target.worker_id] -= tokens
         return False
 
     def _offer(self, exchange: Exchange, command: Enqueue) -> Start:
@@ -74,9 +75,3 @@ class LocalStart:
             gateway=self._endpoint,
             gateway_id=self._gateway_id,
         )
-
-    def _promises(self) -> dict[str, int]:
-        if self._promised_view is not self._view.workers:
-            self._promised_view = self._view.workers
-            self._promised = {}
-        return self._promised

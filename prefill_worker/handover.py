@@ -18,6 +18,7 @@ from broker.fit import can_exchange
 from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Gone, KvReady, Reserve
+from broker.promises import Promises
 from prefill_worker.held import HeldJob, Phase
 from prefill_worker.settings import PrefillWorkerSettings
 
@@ -45,10 +46,7 @@ class HandoverResult:
 
 
 class Handover:
-    """Offers prefills, finished or about to be pushed.
-
-    Remembers what it promised to each decode worker since that worker's last heartbeat.
-    """
+    """Offers prefills, finished or about to be pushed."""
 
     def __init__(
         self,
@@ -69,8 +67,7 @@ class Handover:
         self._rng = rng
         self._on_answer = on_answer
         self._room = asyncio.Event()
-        self._promised: dict[str, int] = {}
-        self._promised_view: tuple[WorkerRecord, ...] = ()
+        self._promises = Promises()
         self._silent_until: dict[str, float] = {}
 
     def on_room(self) -> None:
@@ -105,16 +102,18 @@ class Handover:
         tokens = held.num_tokens
         candidates = self._heard_of(self._fitting())
         while candidates and not held.is_kv_gone:
-            target = placement.choose(candidates, tokens, self._promises(), self._rng)
+            promised = self._promises.totals(self._view.workers)
+            target = placement.choose(candidates, tokens, promised, self._rng)
             if target is None:
                 return None
             candidates.remove(target)
-            promise = _Promise(self._promises(), target.worker_id, tokens)  # now: others choose while it answers
             offer = dataclasses.replace(offer, remaining_s=held.remaining_s(self._clock()))
             try:
-                answer = await self._peers.request(target.endpoint, offer)
+                with self._promises.make(target.worker_id, tokens) as promise:  # others choose while it answers
+                    answer = await self._peers.request(target.endpoint, offer)
+                    if isinstance(answer, Accepted):
+                        promise.keep(answer.clock_ms)
             except PeerUnavailable:
-                promise.withdraw()
                 log.warning("decode_worker_silent", request_id=offer.request_id, worker=target.worker_id)
                 self._on_answer("silent")
                 self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
@@ -126,13 +125,10 @@ class Handover:
                         outcome=Outcome.ACCEPTED, decode_worker=target.worker_id, endpoint=target.endpoint
                     )
                 case Gone(reason=reason):
-                    promise.withdraw()
                     return HandoverResult(outcome=Outcome.GONE, reason=reason)
                 case Busy(free_tokens=free_tokens):
-                    promise.withdraw()
                     log.debug("decode_worker_busy", request_id=offer.request_id, free_tokens=free_tokens)
                 case _:
-                    promise.withdraw()
                     log.warning("unexpected_answer", request_id=offer.request_id, kind=type(answer).__name__)
         return None
 
@@ -151,24 +147,6 @@ class Handover:
         now = self._clock()
         self._silent_until = {worker: until for worker, until in self._silent_until.items() if until > now}
         return [worker for worker in workers if worker.worker_id not in self._silent_until] or workers
-
-    def _promises(self) -> dict[str, int]:
-        """Tokens promised per worker since the view's last refresh: its own numbers cover what came before."""
-        if self._promised_view is not self._view.workers:
-            self._promised_view = self._view.workers
-            self._promised = {}
-        return self._promised
-
-
-class _Promise:
-    """Tokens that a worker will hold, until its record says so itself (then `table` is a new one)."""
-
-    def __init__(self, table: dict[str, int], worker_id: str, tokens: int) -> None:
-        self._table, self._worker_id, self._tokens = table, worker_id, tokens
-        table[worker_id] = table.get(worker_id, 0) + tokens
-
-    def withdraw(self) -> None:
-        self._table[self._worker_id] -= self._tokens
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> None:

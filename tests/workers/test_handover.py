@@ -38,7 +38,7 @@ class Decoder:
         self.num_offers += 1
         self.offered.set()
         if self.answer == "accept":
-            reply(Accepted(request_id=notice.request_id, pair=notice.pair))
+            reply(Accepted(request_id=notice.request_id, pair=notice.pair, clock_ms=1000))
         elif self.answer == "busy":
             reply(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
         elif self.answer == "wait":
@@ -60,9 +60,11 @@ class Decoder:
 
 
 @asynccontextmanager
-async def handover_to(*decoders: Decoder, park_s: float = 0.0) -> AsyncIterator[Handover]:
+async def handover_to(
+    *decoders: Decoder, park_s: float = 0.0, view: RegistryView | None = None
+) -> AsyncIterator[Handover]:
     peers = NoticePeers(NOTICES, worker_id="p1")
-    view = RegistryView()
+    view = view or RegistryView()
     for decoder in decoders:
         await decoder.inbox.start(decoder.on_notice)
     view.workers = tuple(decoder.record for decoder in decoders)
@@ -150,6 +152,19 @@ async def test_offers_under_way_count_so_that_a_batch_is_spread() -> None:
         results = await asyncio.gather(*(handover.offer(*prefill(f"r{number}")) for number in range(10)))
 
     assert sorted(result.decode_worker for result in results) == ["d1"] * 5 + ["d2"] * 5
+
+
+async def test_what_was_accepted_counts_until_the_worker_s_own_record_does() -> None:
+    """The view is refreshed in between, with records that were written before."""
+    decoders = Decoder("d1", "accept"), Decoder("d2", "accept")
+    view = RegistryView()
+    chosen = []
+    async with handover_to(*decoders, view=view) as handover:
+        for number in range(10):
+            view.workers = tuple(decoder.record for decoder in decoders)
+            chosen.append((await handover.offer(*prefill(f"r{number}", tokens=64))).decode_worker)
+
+    assert sorted(chosen) == ["d1"] * 5 + ["d2"] * 5
 
 
 async def test_a_promise_that_was_not_taken_is_withdrawn() -> None:
