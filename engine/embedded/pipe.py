@@ -45,7 +45,7 @@ class EnginePipe:
     def receive_first(self) -> bytes:
         """The first frame, as bytes. Blocks."""
         while (frame := self._take_frame()) is None:
-            self._fill(self._socket.recv(_CHUNK_BYTES))
+            self._fill()
         self._socket.setblocking(False)
         return frame
 
@@ -67,8 +67,7 @@ class EnginePipe:
                 if events & select.POLLOUT:
                     self._flush()
                 if events & ~select.POLLOUT:
-                    with contextlib.suppress(BlockingIOError):
-                        self._fill(self._socket.recv(_CHUNK_BYTES))
+                    self._fill()
         messages: list[ToEngine] = []
         while (frame := self._take_frame()) is not None:
             messages.append(self._decode(frame)[0])
@@ -110,7 +109,13 @@ class EnginePipe:
         except OSError as error:
             raise ParentGone(str(error)) from error
 
-    def _fill(self, data: bytes) -> None:
+    def _fill(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:  # a worker that died without reading all that was sent resets the connection
+            raise ParentGone(str(error)) from error
         if not data:
             raise ParentGone("the worker's end is closed")
         self._received += data
