@@ -1,6 +1,6 @@
 """What D's scheduler half says to P in push: where its blocks are, again and again; or that none will be. Pure.
 
-RECV_READY is the sign of life of both sides: P's ranks answer each one. Silence for a lease, or Gone, loses the push.
+RECV_READY is the sign of life of both sides: P's ranks answer each one. Silence, or Gone, loses the push.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from connector.asks import Asks
 from connector.settings import ConnectorSettings
 from connector.side_channel import Answer, Cancel, Cancelled, Gone, RecvNoted, RecvReady, Request, endpoint_of
+from connector.step import Lost
 from connector.transfers import TransferKey
 from pdq.wire.types import KvSource
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Offer:
     engine_request_id: str
     ready: RecvReady
     is_once: bool
+    endpoints: list[str]
+    """Of P's ranks."""
     send_at: float
-    answered_at: dict[str, float]
-    """Per P rank's endpoint."""
     unheard: set[str]
-    """Endpoints that have not answered yet."""
+    """Endpoints that have not answered since the last round began."""
+    tries_left: int
+    """In this round."""
 
 
 class Offers:
@@ -37,13 +40,19 @@ class Offers:
         self._cancels: Asks[tuple[str, TransferKey]] = Asks(
             every_s=settings.kv_answer_s, tries=settings.kv_answer_tries
         )
-        self._gone: dict[str, str] = {}
+        self._lost: list[Lost] = []
 
     def start(self, engine_request_id: str, source: KvSource, ready: RecvReady, now: float, *, is_once: bool) -> None:
-        """Repeated until `stop`. `is_once`: until every rank of P has heard it."""
+        """A round every third of a lease until `stop`: to each rank of P until it answers. `is_once`: one round."""
         endpoints = endpoints_of(source)
         self._offers[engine_request_id] = _Offer(
-            engine_request_id, ready, is_once, now, dict.fromkeys(endpoints, now), set(endpoints)
+            engine_request_id=engine_request_id,
+            ready=ready,
+            is_once=is_once,
+            endpoints=endpoints,
+            send_at=now,
+            unheard=set(endpoints),
+            tries_left=self._settings.kv_answer_tries,
         )
         self._id_of[ready.key] = engine_request_id
 
@@ -66,12 +75,15 @@ class Offers:
             self._cancels.answered((endpoint, answer.key))
         elif isinstance(answer, RecvNoted | Gone) and (found := self._id_of.get(answer.key)):
             offer = self._offers[found]
-            offer.answered_at[endpoint] = now
+            was_heard = not offer.unheard
             offer.unheard.discard(endpoint)
             if isinstance(answer, Gone) and not offer.is_once:
-                self._lose(found, f"P says gone: {answer.reason}")
+                self._lose(offer, f"P says gone: {answer.reason}", is_silent=False)
             elif offer.is_once and not offer.unheard:
                 self.stop(found)
+            elif not offer.unheard and not was_heard:
+                offer.send_at = now + self._settings.kv_lease_s / 3
+                offer.tries_left = self._settings.kv_answer_tries
 
     def tick(self, now: float) -> list[tuple[str, Request]]:
         """(endpoint, message) to be sent now."""
@@ -79,15 +91,14 @@ class Offers:
         for offer in list(self._offers.values()):
             if offer.send_at > now:
                 continue
-            if now - min(offer.answered_at.values()) > self._settings.kv_lease_s:
-                self._lose(offer.engine_request_id, f"P has not answered for {self._settings.kv_lease_s:g} s")
+            if offer.unheard and not offer.tries_left:
+                self._lose(offer, f"P has not answered {self._settings.kv_answer_tries} times", is_silent=True)
                 continue
-            if offer.unheard:
-                offer.send_at = now + self._settings.kv_answer_s
-                sends += [(endpoint, offer.ready) for endpoint in offer.unheard]
-            else:
-                offer.send_at = now + self._settings.kv_lease_s / 3
-                sends += [(endpoint, offer.ready) for endpoint in offer.answered_at]
+            if not offer.unheard:
+                offer.unheard.update(offer.endpoints)
+            offer.tries_left -= 1
+            offer.send_at = now + self._settings.kv_answer_s
+            sends += [(endpoint, offer.ready) for endpoint in offer.endpoints if endpoint in offer.unheard]
         cancels, _ = self._cancels.due(now)
         return sends + cancels
 
@@ -97,15 +108,15 @@ class Offers:
             times.append(cancel_at)
         return min(times, default=None)
 
-    def take_gone(self) -> dict[str, str]:
-        """Requests that P will not write (all of), with the reason; each once."""
-        gone, self._gone = self._gone, {}
-        return gone
+    def take_lost(self) -> list[Lost]:
+        """Requests that P will not write (all of); each once."""
+        lost, self._lost = self._lost, []
+        return lost
 
-    def _lose(self, engine_request_id: str, reason: str) -> None:
-        if not self._offers[engine_request_id].is_once:
-            self._gone[engine_request_id] = reason
-        self.stop(engine_request_id)
+    def _lose(self, offer: _Offer, reason: str, *, is_silent: bool) -> None:
+        if not offer.is_once:
+            self._lost.append(Lost(offer.engine_request_id, reason, is_silent))
+        self.stop(offer.engine_request_id)
 
 
 def endpoints_of(source: KvSource) -> list[str]:

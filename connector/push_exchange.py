@@ -90,8 +90,8 @@ class PushExchange:
             self._receptions.start(receive, now)
         for engine_request_id in meta.cancelled:
             self._receptions.cancel(engine_request_id, now)
-        for engine_request_id, reason in meta.lost:
-            self._receptions.lose(engine_request_id, reason, now)
+        for lost in meta.lost:
+            self._receptions.lose(lost, now)
 
     def saved(self, news: LayerSaved | StepSaved, now: float) -> None:
         if isinstance(news, LayerSaved):

@@ -9,7 +9,7 @@ from typing import Literal
 from connector.params import ParamsError, PushConsumer
 from connector.renewal_thread import RenewalThread
 from connector.side_channel import RecvReady
-from connector.step import Receive
+from connector.step import Lost, Receive
 from connector.transfers import TransferKey
 from pdq.wire.types import pack_ids
 
@@ -119,9 +119,9 @@ class Receivers:
                 del self._receivers[engine_request_id]
         return received
 
-    def lost(self) -> list[tuple[str, str]]:
-        """Receives that P will not end, with the reason; each once."""
-        return [found for found in self._thread.take_lost().items() if self.is_receiving(found[0])]
+    def lost(self) -> list[Lost]:
+        """Receives that P will not end; each once."""
+        return [found for found in self._thread.take_lost() if self.is_receiving(found.engine_request_id)]
 
     def has_news(self) -> bool:
         return bool(self.receives or self.cancelled)

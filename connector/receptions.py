@@ -28,7 +28,7 @@ from connector.side_channel import (
     PushFail,
     endpoint_of,
 )
-from connector.step import Receive
+from connector.step import Lost, Receive
 from connector.tp_plan import servers_of
 from connector.transfers import Outcome, TransferKey
 from pdq.wire.types import TransferStats
@@ -84,9 +84,9 @@ class Receptions:
         """Reported as soon as its blocks are safe."""
         self._end(engine_request_id, Outcome.CANCELLED, "the request was aborted", now)
 
-    def lose(self, engine_request_id: str, reason: str, now: float) -> None:
-        """P does not answer, or has given it up."""
-        self._end(engine_request_id, Outcome.FAILED, reason, now)
+    def lose(self, lost: Lost, now: float) -> None:
+        """A P that does not answer is fenced at once: to wait for its word on CANCEL as well would only take longer."""
+        self._end(lost.engine_request_id, Outcome.FAILED, lost.reason, now, is_silent=lost.is_silent)
 
     # What P's ranks say.
 
@@ -212,12 +212,18 @@ class Receptions:
                 del self._parked[key, message.rank]
                 self.on_message(message, reply, now)
 
-    def _end(self, engine_request_id: str, outcome: Outcome, reason: str, now: float) -> None:
+    def _end(
+        self, engine_request_id: str, outcome: Outcome, reason: str, now: float, *, is_silent: bool = False
+    ) -> None:
         key = self._key_of.get(engine_request_id)
-        if key is not None:
-            incoming = self._incoming[key]
-            self._decide(incoming, outcome, reason, now)
-            self._finish_if_settled(incoming, now)
+        if key is None:
+            return
+        incoming = self._incoming[key]
+        self._decide(incoming, outcome, reason, now)
+        for leg in incoming.legs.values():
+            if is_silent and leg.state is RecvState.CANCELLING:
+                self._ended(leg, is_drained=False)
+        self._finish_if_settled(incoming, now)
 
     def _decide(
         self, incoming: Incoming, outcome: Outcome, reason: str, now: float, but: RecvLeg | None = None

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -16,10 +16,12 @@ from connector.offers import Offers
 from connector.renewals import Renewals
 from connector.settings import ConnectorSettings
 from connector.side_channel import RecvReady, Request
+from connector.step import Lost
 from connector.transfers import Outcome, TransferKey
 from pdq.wire.blocking import BlockingLink, Hub
 from pdq.wire.types import KvSource, KvTicket
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _MAX_WAIT_S: Final = 0.1
@@ -40,7 +42,7 @@ class RenewalThread:
         self._hub = Hub()
         self._commands: deque[Callable[[float], None]] = deque()
         self._gone: deque[tuple[str, str]] = deque()
-        self._lost: deque[tuple[str, str]] = deque()
+        self._lost: deque[Lost] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-renewals", daemon=True)
 
@@ -67,9 +69,9 @@ class RenewalThread:
 
     def take_gone(self) -> dict[str, str]:
         """Pull: what P no longer has."""
-        return _drain(self._gone)
+        return dict(_drain(self._gone))
 
-    def take_lost(self) -> dict[str, str]:
+    def take_lost(self) -> list[Lost]:
         """Push: what P will not write (all of)."""
         return _drain(self._lost)
 
@@ -121,16 +123,15 @@ class RenewalThread:
         links.close_idle(now)
         gone = self._renewals.take_gone()
         self._gone.extend(gone.items())
-        lost = self._offers.take_gone()
-        self._lost.extend(lost.items())
+        lost = self._offers.take_lost()
+        self._lost.extend(lost)
         if (gone or lost) and self._on_progress is not None:
             self._on_progress()
 
 
-def _drain(found: deque[tuple[str, str]]) -> dict[str, str]:
-    drained = {}
+def _drain(found: deque[T]) -> list[T]:
+    drained = []
     with contextlib.suppress(IndexError):
         while True:
-            engine_request_id, reason = found.popleft()
-            drained[engine_request_id] = reason
+            drained.append(found.popleft())
     return drained

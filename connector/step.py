@@ -85,6 +85,15 @@ class Receive:
     num_tokens: int
 
 
+class Lost(NamedTuple):
+    """D: P will not write (all of) this receive."""
+
+    engine_request_id: str
+    reason: str
+    is_silent: bool
+    """A rank of P does not answer: it is dead, stopped or cut off, and need not be asked to stop."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeta:
     """From the scheduler half to every worker half, each step. Empty in most steps."""
@@ -108,8 +117,8 @@ class StepMeta:
     """P: pushes whose prefill has ended well: blocks stay until reported in `finished_sending`."""
     stopped: tuple[StopPush, ...] = ()
     receives: tuple[Receive, ...] = ()
-    lost: tuple[tuple[str, str], ...] = ()
-    """D: receives that can't succeed any more, with the reason; still reported, once safe."""
+    lost: tuple[Lost, ...] = ()
+    """D: receives that can't succeed any more; still reported, once safe."""
 
     @property
     def is_empty(self) -> bool:

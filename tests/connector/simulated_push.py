@@ -213,8 +213,8 @@ class PushSimulation:
         self.pushes.tick(self.now)
         self.receptions.tick(self.now)
         self.to_p += [message for _, message in self.offers.tick(self.now)]
-        for name, reason in self.offers.take_gone().items():
-            self.receptions.lose(name, reason, self.now)
+        for lost in self.offers.take_lost():
+            self.receptions.lose(lost, self.now)
         for action in self.pushes.take_actions():
             if isinstance(action, Send):
                 self.to_d.append(action.message)

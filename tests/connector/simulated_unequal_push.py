@@ -164,9 +164,9 @@ class UnequalPushSimulation:
     def settle(self) -> None:
         for action in self.offers.tick(self.now):
             self.send(Send(endpoint=action[0], message=action[1]), self._to_offers)
-        for name, reason in self.offers.take_gone().items():
+        for lost in self.offers.take_lost():
             for d in self.d:
-                d.receptions.lose(name, reason, self.now)
+                d.receptions.lose(lost, self.now)
         for rank, p in enumerate(self.p):
             p.pushes.tick(self.now)
             for push_action in p.pushes.take_actions():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from connector.push_legs import FenceTransport, ReceiveReport
 from connector.receptions import Receptions
 from connector.side_channel import Answer, Hello, Open, Opened, PushAck, PushDone, PushFail
-from connector.step import Receive
+from connector.step import Lost, Receive
 from connector.transfers import Outcome
 from tests.connector.simulated_push import PAIR, SETTINGS, SOURCE
 
@@ -78,6 +78,22 @@ def test_a_reader_cancelled_before_anybody_could_write_is_safe_at_once():
     d.core.cancel("a", 0.0)
 
     assert d.reports() == {"a": Outcome.CANCELLED}
+
+
+def test_a_writer_that_does_not_answer_is_fenced_at_once_and_one_that_has_given_up_is_asked_to_stop():
+    d = Rank()
+    for name in ("dead", "gone"):
+        d.receive(name)
+        d.open(name)
+
+    d.core.lose(Lost("gone", "P says gone", is_silent=False), 0.0)
+    assert not d.is_fence_wanted()
+    d.core.lose(Lost("dead", "P has not answered 6 times", is_silent=True), 0.0)
+    assert d.is_fence_wanted()
+    assert d.reports() == {}
+    d.fence()
+
+    assert d.reports() == {"dead": Outcome.FAILED, "gone": Outcome.FAILED}
 
 
 def test_one_fence_serves_all_whose_calls_it_broke():
