@@ -9,4 +9,11 @@ A fault has its number in the name of its file, `test_fNN_...py`, unless its tes
 Every fault has a line here, and `test_fault_list.py` checks that what it names exists:
 
 F1   test_f01_prefill_killed.py
+F2   test_f02_prefill_stopped.py
+     pipeline/test_stopped_processes.py::test_a_decode_worker_that_hangs_and_wakes_up_breaks_no_stream
+F3   test_f03_all_prefill_killed.py
+F5   test_f05_decode_killed.py
+     pipeline/test_worker_deaths.py::test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once
+F6   test_f06_same_address.py
+F31  test_f01_prefill_killed.py
 """

@@ -20,6 +20,8 @@ HAS_PASSED = pytest.StashKey[bool]()
 LEASE_S = 2.0
 HEARTBEAT_S = 0.5
 STALL_S = 2.0
+RECOVERY_S = LEASE_S + HEARTBEAT_S + 6.0
+"""I5, and what a loaded machine may add to it."""
 ENVIRON = {
     "PDQ_HEARTBEAT_S": str(HEARTBEAT_S),
     "PDQ_REGISTRY_TTL_S": "2",
@@ -28,6 +30,8 @@ ENVIRON = {
     "PDQ_PREFILL_WORKER__PREFILL_STALL_S": str(STALL_S),
     "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
     "PDQ_DECODE_WORKER__DECODE_STALL_S": str(STALL_S),
+    **{f"PDQ_{role}_WORKER__KV_ANSWER_S": "0.3" for role in ("PREFILL", "DECODE")},
+    **{f"PDQ_{role}_WORKER__KV_LEASE_S": "3" for role in ("PREFILL", "DECODE")},
     "PDQ_GATEWAY__STALL_S": str(STALL_S),
     "PDQ_GATEWAY__OWNER_SILENCE_S": "1",
     "PDQ_GATEWAY__OWNER_KV_WAIT_S": "8",

@@ -79,6 +79,11 @@ async def open_books(pipeline: Pipeline) -> Books:
     return Books(pipeline=pipeline, num_added=added, since_ms=seconds * 1000 + microseconds // 1000)
 
 
+async def request_hashes(pipeline: Pipeline) -> dict[bytes, dict[bytes, bytes]]:
+    """What Redis tells of every request: another owner, attempt, state or time is an effect that somebody had."""
+    return {key: await pipeline.redis.hgetall(key) async for key in pipeline.redis.scan_iter(pipeline.key("req:*"))}
+
+
 async def _entries_added(pipeline: Pipeline) -> int:
     stream = pipeline.key("prefill")
     if not await pipeline.redis.exists(stream):

@@ -29,6 +29,7 @@ from pdq.runtime.child import command_of_child
 from tests.faults.points import Points
 from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually
+from tests.pipeline.ledger import Ledger, Line
 
 REACH_LIMIT_S = 20.0
 START_LIMIT_S = 40.0
@@ -72,17 +73,17 @@ class Worker:
         (engine,) = psutil.Process(self.process.pid).children()
         return engine.pid
 
-    async def reached(self, point: str, about: str = "") -> Stop:
+    def stands_at(self, point: str) -> bool:
+        return any(stop.point == point for stop in self.stops)
+
+    async def reached(self, point: str) -> Stop:
         """Waits until it stands there. The same stop is returned again until it was let go."""
 
-        def found() -> list[Stop]:
-            return [stop for stop in self.stops if stop.point == point and about in stop.about]
-
         async def elsewhere() -> str:
-            return "" if found() else f"it stands at {[stop.point for stop in self.stops]}"
+            return "" if self.stands_at(point) else f"it stands at {[stop.point for stop in self.stops]}"
 
         await eventually(elsewhere, limit_s=REACH_LIMIT_S, what=f"{self.name} at {point!r}")
-        return found()[0]
+        return next(stop for stop in self.stops if stop.point == point)
 
     def go(self, stop: Stop) -> None:
         self.stops.remove(stop)
@@ -126,6 +127,48 @@ class Stage:
         self.allowed_faults: tuple[str, ...] = ()
         """Events or texts at level error in the workers' logs that the test provokes."""
         self._port = port
+
+    @property
+    def mode(self) -> str:
+        """`pull` or `push`."""
+        return self.pipeline.deployment.settings.served_model.mode
+
+    async def late(self, asking: Iterable[asyncio.Task[Line]], limit_s: float) -> list[str]:
+        """Names of the requests without an answer after `limit_s`; says how long the slowest of the others took."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        asking = list(asking)
+        _, pending = await asyncio.wait(asking, timeout=limit_s)
+        print(f"{len(asking) - len(pending)} of {len(asking)} answered {loop.time() - began:.2f} s later")
+        return [task.get_name() for task in pending]
+
+    async def any_reached(self, point: str, among: Iterable[Worker]) -> Worker:
+        """Waits until one of these workers stands there."""
+        workers = list(among)
+
+        async def nobody() -> str:
+            return "" if any(worker.stands_at(point) for worker in workers) else "nobody"
+
+        await eventually(nobody, limit_s=REACH_LIMIT_S, what=f"worker at {point!r}")
+        return next(worker for worker in workers if worker.stands_at(point))
+
+    async def streaming(self, ledger: Ledger) -> None:
+        """Waits until each client has read some tokens, of one request at least."""
+
+        async def too_few() -> str:
+            shortest = min((len(line.text) for line in ledger.lines), default=0)
+            return "" if shortest > 10 else f"{shortest} tokens"
+
+        await eventually(too_few, limit_s=20, what="streams under way")
+
+    async def nothing_pending(self) -> None:
+        """Waits until no job is queued or leased."""
+
+        async def pending() -> str:
+            entries = await self.pipeline.redis.xlen(self.pipeline.key("prefill"))
+            return f"{entries} entries" if entries else ""
+
+        await eventually(pending, limit_s=20, what="empty queue")
 
     async def start(self, role: str, *flags: str, stops_at: Iterable[str] = ()) -> Worker:
         """`role`: prefill or decode. Returns when it serves."""

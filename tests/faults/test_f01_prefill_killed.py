@@ -1,26 +1,29 @@
-"""F1: a prefill worker is killed at a point of a job's life."""
+"""F1, F31: prefill workers are killed at each point of a job's life; one of them after success and before the ack."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
+from tests.faults.conftest import RECOVERY_S
+from tests.faults.positions import take_positions
 from tests.faults.stage import Stage
 from tests.pipeline.ledger import Ledger
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
+POINTS = {
+    "pull": ["claimed", "computing", "before settle", "half read", "queued"],
+    "push": ["claimed", "computing", "before settle", "half written", "queued"],
+}
 
 
-async def test_a_prefill_worker_killed_with_a_job_in_its_hands_loses_nothing(stage: Stage, ledger: Ledger) -> None:
-    await stage.start("decode")
-    doomed = await stage.start("prefill", stops_at=["claimed"])
-    await stage.ready()
-    asking = asyncio.create_task(ledger.ask("whoever takes me dies " * 20))
-    await doomed.reached("claimed")
+async def test_prefill_workers_killed_at_every_point_lose_and_double_nothing(stage: Stage, ledger: Ledger) -> None:
+    positions = await take_positions(stage, ledger, POINTS[stage.mode])
 
-    doomed.kill()
-    await stage.start("prefill")
+    for worker in positions.at.values():
+        worker.kill()
+    positions.decode.let()
+    positions.other.let()
 
-    await asking
+    late = await stage.late(positions.pending, RECOVERY_S)
+    assert not late
     ledger.all_right()
