@@ -7,7 +7,8 @@ Sources, strongest first, for a setting `lease_s` of the role `prefill_worker`:
   environment   PDQ_PREFILL_WORKER__LEASE_S, then PDQ_LEASE_S
   TOML          [prefill_worker] lease_s = 6.0, then lease_s = 6.0 at the top (file: --config or PDQ_CONFIG)
   default       of the dataclass field
-An unscoped name must be known to the process; names and tables of another role are left to that role.
+Names and tables of another role are left to that role. An unscoped name holds for every process that knows it; one that
+only others know is left to them, one that nobody knows is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from pdq.runtime.errors import SettingsError
 from pdq.runtime.setting_fields import MISSING, Setting, build, form, parse_text, parse_toml, settings_of
+from pdq.runtime.setting_names import NAMES
 from pdq.runtime.setting_text import config_text, help_text
 
 T = TypeVar("T")
@@ -144,10 +146,11 @@ def _read_environment(
         scope, is_scoped, name = variable.removeprefix(_PREFIX).lower().rpartition("__")
         if is_scoped and scope != role and scope in ROLES:
             continue
+        if not is_scoped and name not in known and name in NAMES:
+            continue
         if name not in known or (is_scoped and scope != role):
-            meant = _meant(variable, [_PREFIX + n.upper() for n in known])
-            hint = "" if is_scoped else f"; for another role alone use {_PREFIX}<ROLE>__{name.upper()}"
-            raise SettingsError(f"unknown environment variable {variable} for {role}{meant}{hint}")
+            meant = _meant(variable, [_PREFIX + n.upper() for n in {*known, *NAMES}])
+            raise SettingsError(f"unknown environment variable {variable} for {role}{meant}")
         if is_scoped or name not in found:
             found[name] = (variable, text)
     return found
@@ -162,9 +165,10 @@ def _read_toml(path: Path, known: Mapping[str, Setting], role: str) -> dict[str,
     common = {k: v for k, v in content.items() if not (k in (*ROLES, role) and isinstance(v, dict))}
     values: dict[str, Any] = {}
     for name, value in [*common.items(), *own.items()]:
+        if name not in known and name in NAMES and name not in own:
+            continue
         if name not in known:
-            hint = f"; for another role alone put it into the table [{'|'.join(ROLES)}]"
-            raise SettingsError(f"{path}: unknown key {name} for {role}{_meant(name, list(known))}{hint}")
+            raise SettingsError(f"{path}: unknown key {name} for {role}{_meant(name, [*known, *NAMES])}")
         try:
             values[name] = parse_toml(known[name].type, value)
         except (ValueError, StopIteration) as error:

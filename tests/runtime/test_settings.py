@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdq.runtime.errors import SettingsError
+from pdq.runtime.setting_fields import settings_of
 from pdq.runtime.settings import Loaded, load, resolve
 
 
@@ -118,6 +119,25 @@ def test_every_type_is_read_from_text() -> None:
 )
 def test_a_bad_flag_is_named_with_its_allowed_form(argv: list[str], expected: str) -> None:
     assert expected in message(*argv)
+
+
+def test_what_only_other_processes_know_is_left_to_them(tmp_path: Path) -> None:
+    toml = tmp_path / "pd.toml"
+    toml.write_text("take_tokens = 100\nlease_s = 3.0\n")
+
+    loaded = read("--config", str(toml), PDQ_EXPECTED_OUTPUT_TOKENS="7")
+
+    assert loaded.settings.lease.lease_s == 3.0
+    assert set(loaded.origins) == {setting.name for setting in settings_of(DemoSettings)}
+
+
+def test_what_only_others_know_is_an_error_where_it_was_meant_for_this_one(tmp_path: Path) -> None:
+    toml = tmp_path / "pd.toml"
+    toml.write_text("[gateway]\ntake_tokens = 100\n")
+
+    assert "unknown key take_tokens for gateway" in message("--config", str(toml))
+    assert "unknown environment variable PDQ_GATEWAY__TAKE_TOKENS" in message(PDQ_GATEWAY__TAKE_TOKENS="1")
+    assert "unknown flag --take-tokens" in message("--take-tokens", "1")
 
 
 def test_a_bad_or_unknown_variable_is_named() -> None:
