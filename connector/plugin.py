@@ -73,7 +73,7 @@ class PdqMooncakeConnector(base.KVConnectorBase_V1, base.SupportsHMA):  # type: 
         if role is base.KVConnectorRole.SCHEDULER:
             self._scheduler = PluginScheduler(settings, GENERATION, can_push=self._can_push)
         else:
-            self._worker = _new_worker(vllm_config, settings)
+            self._worker = self.new_worker(vllm_config, settings)
 
     # Beside the scheduler.
 
@@ -175,6 +175,22 @@ class PdqMooncakeConnector(base.KVConnectorBase_V1, base.SupportsHMA):  # type: 
     # Without an instance.
 
     @classmethod
+    def new_worker(cls, vllm_config: Any, settings: PluginSettings) -> PluginWorker:
+        """Of this process's rank. A subclass may choose another transport. Raises OSError, TransportError."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        from connector.mooncake import MooncakeTransport
+        from connector.plugin_fingerprint import fingerprint_of
+
+        return PluginWorker(
+            settings,
+            GENERATION,
+            rank=get_tensor_model_parallel_rank(),
+            transport=MooncakeTransport(timeout_s=settings.connector.kv_transport_timeout_s),
+            fingerprint=fingerprint_of(vllm_config, block_size=settings.block_size),
+        )
+
+    @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         return None if vllm_config.model_config.use_mla else GENERATION.head_major_layout
 
@@ -227,18 +243,3 @@ def register() -> None:
     for connector in (PdqMooncakeConnector, PdqMooncakeLayerwiseConnector):
         if connector.__name__ not in KVConnectorFactory._registry:
             KVConnectorFactory.register_connector(connector.__name__, __name__, connector.__name__)
-
-
-def _new_worker(vllm_config: Any, settings: PluginSettings) -> PluginWorker:
-    from vllm.distributed import get_tensor_model_parallel_rank
-
-    from connector.mooncake import MooncakeTransport
-    from connector.plugin_fingerprint import fingerprint_of
-
-    return PluginWorker(
-        settings,
-        GENERATION,
-        rank=get_tensor_model_parallel_rank(),
-        transport=MooncakeTransport(timeout_s=settings.connector.kv_transport_timeout_s),
-        fingerprint=fingerprint_of(vllm_config, block_size=settings.block_size),
-    )

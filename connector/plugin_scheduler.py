@@ -182,6 +182,8 @@ class PluginScheduler:
         self._num_kept -= len(results.finished_sending)
         output.finished_sending = set(results.finished_sending)
         output.finished_recving = set(results.finished_recving | refused)
+        for engine_request_id in refused:
+            self._requests[engine_request_id].refused = "over"
         for engine_request_id in (*output.finished_sending, *output.finished_recving):
             self._end(engine_request_id)
             self._announced.pop(engine_request_id, None)
@@ -227,8 +229,6 @@ class PluginScheduler:
                 self._news.transfers[followed.outside_id] = stats
         if followed.is_ended:
             self._free(engine_request_id)
-        elif followed.refused == "failing":
-            followed.refused = "over"
 
     def _free(self, engine_request_id: str) -> None:
         """The only place where a request is forgotten, so that its release is told once."""

@@ -114,12 +114,17 @@ class SchedulerHalf:
     def get_num_new_matched_tokens(
         self, engine_request_id: str, num_tokens: int, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """(tokens to come from P beyond `num_computed_tokens`, load is asynchronous). No side effects."""
+        """(tokens to come from P beyond `num_computed_tokens`, load is asynchronous). No side effects.
+
+        None when the last token is all that is missing: it is computed here anyway.
+        """
         if engine_request_id in self._receivers:
             num_missing = self._receivers.num_missing(engine_request_id, num_computed_tokens)
             return num_missing, num_missing > 0
         remote = self._remotes.get(engine_request_id)
         if remote is None or remote.state != "waiting":
+            return 0, False
+        if num_computed_tokens >= num_tokens - 1:
             return 0, False
         num_new = min(remote.ticket.num_tokens, num_tokens) - num_computed_tokens
         return (num_new, True) if num_new > 0 else (0, False)
