@@ -12,8 +12,12 @@ from connector.validate import installation_problems, problems
 from engine.base import Engine, EngineError, EngineInfo
 from engine.embedded.client import ENGINE_COMMAND, EmbeddedEngine
 from engine.embedded.settings import EngineSettings
+from engine.vllm.checks import problems as vllm_problems
+from engine.vllm.checks import tp_size_of
+from engine.vllm.settings import VllmSettings
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import StartupError
+from pdq.runtime.logs import is_json
 from pdq.runtime.model import ModelSettings
 from pdq.runtime.ports import FixedPort
 
@@ -28,12 +32,13 @@ class EngineProcessSettings:
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     connector: ConnectorSettings = field(default_factory=ConnectorSettings)
+    vllm: VllmSettings = field(default_factory=VllmSettings)
 
 
 def engine_ports(settings: EngineProcessSettings) -> list[FixedPort]:
     """Ports that the engine process will bind, to be checked before anything starts: one per rank."""
     connector = settings.connector
-    num_ranks = 1
+    num_ranks = _num_ranks(settings)
     first = connector.side_channel_port
     ports = [first + rank for rank in range(num_ranks)] if first else [0]
     return [FixedPort(host=connector.side_channel_host, port=port, setting="--side-channel-port") for port in ports]
@@ -52,6 +57,8 @@ def create_engine(
     if found := installation_problems() + problems(settings.connector):
         raise StartupError("; ".join(found))
     engine = settings.engine
+    if engine.engine == "vllm":
+        return _vllm(settings, model, runtime, role=role, worker_id=worker_id)
     if engine.engine == "torch":
         if model.is_sim:
             raise StartupError("--engine torch needs --model: a model folder, or a name that `pdq model fetch` fetched")
@@ -66,6 +73,45 @@ def create_engine(
         log_level=runtime.log_level,
         command=command,
     )
+
+
+def _num_ranks(settings: EngineProcessSettings) -> int:
+    if settings.engine.engine != "vllm":
+        return 1
+    try:
+        return tp_size_of(settings.vllm.engine_args)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+
+
+def _vllm(
+    settings: EngineProcessSettings,
+    model: ModelSettings,
+    runtime: RuntimeSettings,
+    *,
+    role: Literal["producer", "consumer"],
+    worker_id: str,
+) -> Engine:
+    if model.is_sim:
+        raise StartupError("--engine vllm needs --model: a model folder, or a name that `pdq model fetch` fetched")
+    if found := vllm_problems(settings.vllm.engine_args, settings.engine, settings.connector):
+        raise StartupError("; ".join(found))
+    from engine.vllm.create import create_vllm_engine
+
+    try:
+        return create_vllm_engine(
+            settings.vllm,
+            settings.engine,
+            settings.connector,
+            model_path=model.folder(),
+            mode=model.mode,
+            role=role,
+            worker_id=worker_id,
+            log_level=runtime.log_level,
+            log_json=is_json(runtime.log_format),
+        )
+    except EngineError as error:
+        raise StartupError(str(error)) from error
 
 
 async def start_engine(engine: Engine) -> EngineInfo:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from connector.params import PullConsumer, PullProducer, PushConsumer, PushProducer, params_of
 from engine.base import EngineRequest, LoadKv, PrefillOnly, PushKv, ReceiveKv
 from engine.embedded.request import Request
 from engine.embedded.runner import Chunk, TokenSequence
@@ -21,21 +20,6 @@ class Limits:
 
     max_model_len: int
     vocab_size: int
-
-
-def kv_params(request: EngineRequest) -> dict[str, object] | None:
-    """What the connector is told of this request."""
-    match request.kv:
-        case PrefillOnly():
-            return params_of(PullProducer(transfer_id=request.request_id, pair=request.pair))
-        case PushKv():
-            return params_of(PushProducer(transfer_id=request.request_id, pair=request.pair))
-        case LoadKv(ticket=ticket):
-            return params_of(PullConsumer(ticket=ticket))
-        case ReceiveKv(source=source):
-            return params_of(PushConsumer(transfer_id=request.request_id, pair=request.pair, source=source))
-        case None:
-            return None
 
 
 def new_request(request: EngineRequest, limits: Limits, *, arrival: int) -> Request:

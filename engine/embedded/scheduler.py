@@ -27,11 +27,12 @@ from engine.base import EngineOutput, EngineRequest
 from engine.embedded.block_pool import BlockPool
 from engine.embedded.connector_port import SchedulerPort
 from engine.embedded.endings import Ending, Endings, ending_of
-from engine.embedded.intake import Limits, Refused, kv_params, new_request
+from engine.embedded.intake import Limits, Refused, new_request
 from engine.embedded.prefix_cache import PrefixCache
 from engine.embedded.request import Event, Request, State
 from engine.embedded.runner import Chunk, ChunkResult
 from engine.embedded.settings import EngineSettings
+from engine.kv_params import kv_params
 
 _log = structlog.get_logger(__name__)
 

@@ -10,16 +10,18 @@ from typing import Literal
 class EngineSettings:
     """One worker's engine. P and D of a model need the same engine, model, block size and KV layout."""
 
-    engine: Literal["sim", "torch"] = field(
+    engine: Literal["sim", "torch", "vllm"] = field(
         default="sim",
-        metadata={"help": "sim: no model, echoes the prompt from checked KV bytes; torch: a model on CPU"},
+        metadata={"help": "sim: no model, echoes the prompt from checked KV bytes; torch: a model on CPU; vllm"},
     )
     model_path: str = field(default="", metadata={"internal": True})
     """torch: folder of the model, ready to be opened."""
     engine_dtype: Literal["float32", "bfloat16"] = field(
         default="float32", metadata={"help": "torch: type of weights and KV; bfloat16 is not exact between batches"}
     )
-    engine_threads: int = field(default=0, metadata={"help": "torch: threads of one step; 0: torch decides"})
+    engine_threads: int = field(
+        default=0, metadata={"help": "torch and vllm on a CPU: threads of one step; 0: they decide"}
+    )
     engine_start_s: float = field(
         default=180.0, metadata={"help": "give an engine up that isn't ready after this time"}
     )

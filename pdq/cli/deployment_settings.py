@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from pdq.runtime.arguments import Arguments
 from pdq.runtime.model import ModelSettings
 
 _DEFAULT_TORCH_MODEL: Final = "smollm2-135m"
@@ -20,14 +21,17 @@ class DeploymentSettings:
     gateways: int = field(default=1, metadata={"help": "gateway processes; the n-th listens on http-port + n - 1"})
     prefill: int = field(default=1, metadata={"help": "prefill worker processes"})
     decode: int = field(default=1, metadata={"help": "decode worker processes"})
-    engine: Literal["torch", "sim"] = field(
-        default="torch", metadata={"help": "torch: a real model on the CPU; sim: no model, simulated times"}
+    engine: Literal["torch", "sim", "vllm"] = field(
+        default="torch", metadata={"help": "torch: a real model on the CPU; sim: no model, simulated times; vllm"}
+    )
+    engine_args: Arguments = field(
+        default=Arguments(), metadata={"help": "vllm: its engine arguments, for all workers"}
     )
     engine_threads: int | None = field(
-        default=None, metadata={"help": "torch threads per worker; none: the cores shared out, at least 1"}
+        default=None, metadata={"help": "threads per worker on a CPU; none: the cores shared out, at least 1"}
     )
     model: ModelSettings = field(default_factory=ModelSettings)
-    """`--engine torch` without `--model` takes smollm2-135m."""
+    """`--engine torch` and `vllm` without `--model` take smollm2-135m."""
     redis: str | None = field(default=None, metadata={"help": "URL of a running Redis; none: starts an embedded one"})
     http_host: str = field(default="127.0.0.1", metadata={"help": "address that the gateways listen on"})
     http_port: int = field(default=8000, metadata={"help": "port of the first gateway"})
@@ -50,7 +54,7 @@ class DeploymentSettings:
     @property
     def served_model(self) -> ModelSettings:
         """The model, with the engine's default where none was given."""
-        if self.engine == "torch" and self.model.is_sim:
+        if self.engine != "sim" and self.model.is_sim:
             return dataclasses.replace(self.model, model=_DEFAULT_TORCH_MODEL)
         return self.model
 

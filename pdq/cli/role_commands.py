@@ -27,4 +27,6 @@ class RoleCommands:
         """`role`: prefill or decode."""
         settings = self._settings
         engine = ["--engine", settings.engine, "--engine-threads", str(settings.worker_threads)]
+        if settings.engine_args:
+            engine += ["--engine-args", str(settings.engine_args)]
         return [sys.executable, "-m", f"{role}_worker", *self._common, *engine]

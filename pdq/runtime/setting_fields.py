@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from pdq.runtime.arguments import Arguments
+
 MISSING: Final = dataclasses.MISSING
 _UNITS: Final = {
     "_ms": "milliseconds",
@@ -115,6 +117,8 @@ def form(kind: Any) -> str:
         return f"comma-separated list, each {form(arguments[0])}"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in kind)
+    if kind is Arguments:
+        return "arguments in one text, '--name value --flag'; in TOML also a table"
     return {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}[kind]
 
 
@@ -129,6 +133,8 @@ def parse_text(kind: Any, text: str) -> Any:
         return tuple(parse_text(arguments[0], part.strip()) for part in text.split(",") if part.strip())
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
         return _choice(kind, text)
+    if kind is Arguments:
+        return Arguments.from_text(text)
     if kind is bool:
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
     return _checked(kind(text))
@@ -145,6 +151,8 @@ def parse_toml(kind: Any, value: object) -> Any:
         return tuple(parse_toml(arguments[0], item) for item in value)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
         return _choice(kind, value)
+    if kind is Arguments:
+        return Arguments.from_toml(value)
     if kind is float and type(value) is int:
         return float(value)
     if kind is Path and isinstance(value, str):

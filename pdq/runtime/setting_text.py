@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pdq.runtime.arguments import Arguments
 from pdq.runtime.setting_fields import MISSING, Setting, form
 
 
@@ -50,7 +51,7 @@ def config_text(settings: list[Setting], values: Mapping[str, Any], origins: Map
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, Arguments):
         return ",".join(map(_shown, value)) or "empty"
     if isinstance(value, enum.Enum):
         return str(value.value)

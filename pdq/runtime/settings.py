@@ -75,6 +75,16 @@ def environment() -> Mapping[str, str]:
     return os.environ  # noqa: TID251 - the one place that may
 
 
+def set_environment(values: Mapping[str, str], *, keep: bool) -> None:
+    """For libraries that read the environment when they are loaded; this process's children inherit it.
+
+    `keep`: what the user has set stays.
+    """
+    for name, value in values.items():
+        if not (keep and name in os.environ):  # noqa: TID251 - the one place that may
+            os.environ[name] = value  # noqa: TID251
+
+
 def resolve(cls: type[T], argv: Sequence[str], environ: Mapping[str, str], *, role: str) -> Loaded[T]:
     """Finds each setting's value and origin. Raises SettingsError naming key, source and allowed form."""
     settings = settings_of(cls)

@@ -1,0 +1,72 @@
+"""vLLM's child processes (engine core, ranks) of a worker: its logs, its failures, its end.
+
+vLLM loads `register` in each of its processes (entry point `pdq_child`). Without a worker above it does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Final
+
+from engine.vllm.environment import CHILD_VARIABLE, Child
+from pdq.runtime import logs
+from pdq.runtime.settings import environment
+
+_NUM_FAILURES: Final = 20
+_registered: list[Child] = []
+
+
+def register() -> None:
+    """May be called any number of times, as vLLM does."""
+    text = environment().get(CHILD_VARIABLE)
+    parent = multiprocessing.parent_process()
+    if not text or parent is None or _registered:
+        return
+    child = Child.from_text(text)
+    _registered.append(child)
+    threading.Thread(target=_die_with, args=(parent.sentinel,), name="pdq-parent-watch", daemon=True).start()
+    logs.configure(child.log_level, child.log_json, child.role, child.worker_id)
+    logging.captureWarnings(True)
+    logging.getLogger("vllm").addHandler(FailureFile(Path(child.failures_path)))
+
+
+def read_failures(path: Path) -> list[str]:
+    """The exceptions that vLLM's processes logged, oldest first, without repetitions."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(json.loads(line) for line in lines))
+
+
+class FailureFile(logging.Handler):
+    """Keeps what an exception said, so that the worker can say why its engine failed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(level=logging.ERROR)
+        self._path = path
+        self._left = _NUM_FAILURES
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or self._left == 0:
+            return
+        self._left -= 1
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
+        except OSError:
+            self.handleError(record)
+
+
+def _die_with(sentinel: int) -> None:
+    """vLLM's engine core doesn't notice that its parent was killed: it would keep memory, ports and the device."""
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

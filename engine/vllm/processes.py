@@ -1,0 +1,133 @@
+"""The life of vLLM around a worker: started in a thread, since that takes a minute, and ended without remains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import structlog
+
+from engine.base import EngineError
+from engine.vllm.child import read_failures
+from engine.vllm.launch import Plan, Started, launch
+from engine.vllm.side_channel_ports import SidePorts
+
+Launch = Callable[[Plan, Callable[[str], None], Callable[[], None]], Started]
+_ABANDON_S: Final = 60.0
+"""Longest wait for the starting thread, which nothing can stop while it imports."""
+_KILL_S: Final = 10.0
+"""A killed process may take this long to give its memory back."""
+_NAME: Final = "EngineCore"
+"""What vLLM's direct children are called."""
+_log = structlog.get_logger(__name__)
+
+
+class VllmProcesses:
+    """vLLM's processes of one engine. `start` once; `stop` at any time, also twice."""
+
+    def __init__(self, plan: Plan, *, start_s: float, stop_s: float, kept: SidePorts, start: Launch = launch) -> None:
+        """`kept`: ports, given back by `stop`."""
+        self._plan = plan
+        self._start_s = start_s
+        self._stop_s = stop_s
+        self._start = start
+        self._kept = kept
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
+        self._launching: asyncio.Future[Started] | None = None
+        self._is_unwanted = False
+        self._folder = Path(tempfile.mkdtemp(prefix="pdq-vllm-"))
+
+    @property
+    def failures_path(self) -> Path:
+        """Where vLLM's processes leave their exceptions."""
+        return self._folder / "failures"
+
+    def failure(self, otherwise: str) -> str:
+        """What the first of vLLM's processes that failed said, or `otherwise`."""
+        return next(iter(read_failures(self.failures_path)), otherwise)
+
+    async def start(self) -> Started:
+        """Raises EngineError with vLLM's own reason. Cancelled: the processes end all the same."""
+        assert self._launching is None, "an engine is started once"
+        loop = asyncio.get_running_loop()
+        self._launching = loop.run_in_executor(self._thread, self._start, self._plan, self._report, self._check)
+        try:
+            async with asyncio.timeout(self._start_s):
+                return await asyncio.shield(self._launching)
+        except TimeoutError as error:
+            await self.stop()
+            raise EngineError(f"vLLM was not ready after {self._start_s:g} s (vllm_start_s)") from error
+        except EngineError as error:
+            reason = self.failure("")
+            await self.stop()
+            raise EngineError(f"vLLM didn't start: {reason}" if reason else str(error)) from error
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def stop(self) -> None:
+        """Ends all processes of vLLM; those that take longer than `stop_s` are killed."""
+        self._is_unwanted = True
+        launching, self._launching = self._launching, None
+        if launching is not None:
+            started = await self._settled(launching)
+            processes = _tree()
+            if started is not None:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, _shut_down, started.llm, self._stop_s)
+            await asyncio.to_thread(_end, processes)
+            del started, launching
+            gc.collect()  # AsyncLLM has a finalizer, which fails when the interpreter's end runs it
+        self._kept.close()
+        self._thread.shutdown(wait=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _settled(self, launching: asyncio.Future[Started]) -> Started | None:
+        """Ends a start that is still under way: without its processes it fails by itself."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _ABANDON_S
+        while not launching.done() and loop.time() < give_up:
+            await asyncio.to_thread(_end, _tree())
+            await asyncio.wait([launching], timeout=0.2)
+        if not launching.done():
+            _log.warning("vllm_start_abandoned")
+            return None
+        return None if launching.cancelled() or launching.exception() else launching.result()
+
+    def _report(self, doing: str) -> None:
+        _log.info("engine_starting", doing=doing)
+
+    def _check(self) -> None:
+        if self._is_unwanted:
+            raise EngineError("stopped while it started")
+
+
+def _tree() -> list[psutil.Process]:
+    """The engine core and all below it."""
+    found: list[psutil.Process] = []
+    for child in multiprocessing.active_children():
+        if child.pid is not None and child.name.startswith(_NAME):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(child.pid)
+                found += [process, *process.children(recursive=True)]
+    return found
+
+
+def _shut_down(llm: Any, timeout_s: float) -> None:
+    llm.shutdown(timeout=timeout_s)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_KILL_S)
