@@ -70,6 +70,11 @@ class DeadJob:
     detail: str
 
     @property
+    def code(self) -> str:
+        """What the client is told; a deadline has one name, whoever notices that it passed."""
+        return "deadline_exceeded" if self.reason == "deadline" else self.reason
+
+    @property
     def is_retryable(self) -> bool:
         """Nothing is wrong with the request: its payload got lost, or its gateway was away for a while."""
         return self.reason in RETRYABLE_ENDS

@@ -63,7 +63,7 @@ class OpenRequests:
             log.info("deadline_passed", request_id=request.offer.request_id, pair=str(request.offer.pair))
             self.abort(request, reason="deadline passed")
             detail = f"deadline passed in the decode worker; {request.next_seq} tokens were generated"
-            self.spawn(self._send_failed(request, code="deadline", detail=detail, retryable=False))
+            self.spawn(self._send_failed(request, code="deadline_exceeded", detail=detail, retryable=False))
 
     def fail_stalled(self) -> None:
         """The engine hangs with all that it has. Should it move again, it finds that nobody wants that any more."""

@@ -32,7 +32,6 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "shutting_down": (503, "service_unavailable_error"),
     # It was taken and not finished.
     "client_disconnected": (499, "client_error"),
-    "deadline": (504, "timeout_error"),
     "deadline_exceeded": (504, "timeout_error"),
     "decode_worker_lost": (502, _SERVER),
     "admit_conflict": (502, _SERVER),

@@ -24,7 +24,7 @@ _AGAIN_AT_ONCE: Final = 16
 """Requests that go back into the queue at the same time: after a loss of data all of them want to."""
 _CODE_OF_END: Final = {
     "dead": "dead_letter",
-    "deadline": "deadline",
+    "deadline": "deadline_exceeded",
     "refused": "prompt_too_long",
     "orphaned": "orphaned",
     "payload_lost": "payload_lost",

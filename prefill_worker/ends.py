@@ -97,7 +97,7 @@ class JobEnds:
                 request_id=dead.request_id,
                 pair=dead.pair,
                 worker=self._worker_id,
-                code=dead.reason,
+                code=dead.code,
                 detail=dead.detail,
                 retryable=dead.is_retryable,
             ),

@@ -163,7 +163,7 @@ class JobRunner:
         log.info("deadline_passed")
         held.outcome = JobOutcome.EXPIRED
         detail = "deadline passed while no decode worker had room"
-        await self._ends.refuse(held, state="deadline", code="deadline", detail=detail)
+        await self._ends.refuse(held, state="deadline", code="deadline_exceeded", detail=detail)
 
     def _reserve(self, held: HeldJob) -> Reserve:
         lease, job = held.lease, held.lease.job

@@ -22,8 +22,9 @@ from decode_worker.settings import DecodeWorkerSettings
 from engine.ledger import KvLedger
 from prefill_worker.held import JobOutcome
 from prefill_worker.settings import PrefillWorkerSettings
-from tests.broker.stores import eventually
+from tests.broker.stores import eventually, job
 from tests.workers.job_world import TwinEngine, World
+from tests.workers.prefill_world import prefill_world
 from tests.workers.test_requests import kv_ready
 
 NOTICES = NoticeSettings()
@@ -52,7 +53,7 @@ async def test_a_prefill_whose_deadline_passes_while_it_is_parked_is_dropped_and
     assert (depth.queued, depth.running) == (0, 0)
     assert world.queue.state_of("r1", 1) == "deadline"
     assert world.engine.released == [held.engine_request_id]
-    assert [(failed.code, failed.retryable) for failed in world.failed] == [("deadline", False)]
+    assert [(failed.code, failed.retryable) for failed in world.failed] == [("deadline_exceeded", False)]
 
 
 async def test_a_push_whose_deadline_passes_before_a_place_was_found_computes_nothing() -> None:
@@ -162,7 +163,7 @@ async def test_a_decode_ends_at_its_deadline_also_when_no_gateway_cancels_it() -
             return bool(world.failed and world.engine.aborted)
 
         await eventually(is_told)
-        assert [(failed.code, failed.retryable) for failed in world.failed] == [("deadline", False)]
+        assert [(failed.code, failed.retryable) for failed in world.failed] == [("deadline_exceeded", False)]
         assert world.engine.aborted == ["r:1:1"]
         assert isinstance(await world.offer(30.0), Gone), "a late repeat starts nothing"
 
@@ -189,3 +190,11 @@ def test_a_table_knows_whose_deadline_has_passed() -> None:
 
     assert table.expired(14.9) == []
     assert table.expired(15.0) == [early]
+
+
+async def test_a_deadline_that_passed_in_the_queue_has_the_same_name_as_everywhere() -> None:
+    async with prefill_world() as world:
+        await world.queue.enqueue(job("late", deadline_s=0.0, gateway=world.endpoint))
+        await world.until(lambda: bool(world.failed))
+
+    assert [(failed.code, failed.retryable) for failed in world.failed] == [("deadline_exceeded", False)]
