@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from typing import Final
 
 import structlog
 
@@ -15,6 +16,8 @@ from decode_worker.metrics import DecodeMetrics
 from decode_worker.requests import DecodeRequest, RequestTable
 from engine.base import Engine, EngineError
 
+_CANCEL_S: Final = 1.0
+"""After a deadline: by then the gateway has answered, and its Cancel is here."""
 log = structlog.get_logger(__name__)
 
 
@@ -59,7 +62,7 @@ class OpenRequests:
 
     def expire(self) -> None:
         """Ends those whose deadline has passed. Gateways cancel in time; this is for a Cancel that never comes."""
-        for request in self.table.expired(self._clock()):
+        for request in self.table.expired(self._clock() - _CANCEL_S):
             log.info("deadline_passed", request_id=request.offer.request_id, pair=str(request.offer.pair))
             self.abort(request, reason="deadline passed")
             detail = f"deadline passed in the decode worker; {request.next_seq} tokens were generated"
