@@ -1,0 +1,60 @@
+"""The local flow's offers to decode workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+from broker.base import WorkerRecord
+from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
+from broker.membership import RegistryView
+from broker.messages import Busy, Notice, Start
+from gateway.exchange import Bell, Exchange
+from gateway.local_start import LocalStart
+from gateway.prepare import Prompt
+from gateway.session import Enqueue, Session
+from pdq.wire.types import SamplingParams, pack_ids
+
+
+def exchange() -> Exchange:
+    session = Session(request_id="r", max_tokens=1, deadline=math.inf, max_migrations=0)
+    prompt = Prompt(token_ids=[1, 2], text=None, sampling=SamplingParams(max_tokens=1))
+    return Exchange(session=session, prompt=prompt, prompt_ids=pack_ids([1, 2]), bell=Bell(), is_impatient=False)
+
+
+def record(worker_id: str, endpoint: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=worker_id, role="decode", state="ready", endpoint=endpoint, model="m", fingerprint="f", block_size=16
+    )
+
+
+async def test_a_decode_worker_may_be_busy_after_the_records_were_read_anew():
+    view = RegistryView()
+    inbox = NoticeInbox(NoticeSettings(), worker_id="d")
+    asked: list[NoticeReply] = []
+    first_is_asked = asyncio.Event()
+
+    def busy(notice: Notice, reply: NoticeReply) -> None:
+        assert isinstance(notice, Start)
+        asked.append(reply)
+        first_is_asked.set()
+        if len(asked) == 2:
+            for answer in asked:
+                answer(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
+
+    await inbox.start(busy)
+    peers = NoticePeers(NoticeSettings(notice_timeout_s=10.0), worker_id="g")
+    local = LocalStart(peers, view, gateway_id="g", endpoint="tcp://127.0.0.1:1", rng=random.Random(1))
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        view.workers = (record("d", inbox.endpoint),)
+        first = group.create_task(local.start(exchange(), Enqueue(gen=1, generated_ids=b"")))
+        await first_is_asked.wait()
+        view.workers = (record("e", inbox.endpoint),)
+        second = group.create_task(local.start(exchange(), Enqueue(gen=1, generated_ids=b"")))
+
+    assert not first.result()
+    assert not second.result()
+    await peers.close()
+    await inbox.close()
