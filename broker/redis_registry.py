@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
@@ -41,8 +42,8 @@ class RedisRegistry:
         for field in _FIELDS:
             args += [field.name, str(getattr(record, field.name))]
         named = self._calls.submit(("SADD", MODELS, self._model))
-        is_asked_to_drain = await self._calls.run("heartbeat", keys, args)
-        await named
+        beat = self._calls.submit_script("heartbeat", keys, args)
+        _, is_asked_to_drain = await asyncio.gather(named, beat)
         return bool(is_asked_to_drain)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
@@ -65,8 +66,7 @@ class RedisRegistry:
     async def remove(self, worker_id: str) -> None:
         self._known.pop(worker_id, None)
         beat = self._calls.submit(("ZREM", self.keys.workers, worker_id))
-        await self._calls.call("UNLINK", self.keys.worker(worker_id))
-        await beat
+        await asyncio.gather(beat, self._calls.submit(("UNLINK", self.keys.worker(worker_id))))
 
     async def ask_to_drain(self, worker_id: str) -> bool:
         return bool(await self._calls.run("drain", (self.keys.worker(worker_id), self.keys.scale), ("", "")))

@@ -95,8 +95,7 @@ class RedisScale:
     async def leave(self, name: str) -> None:
         """Takes the row away."""
         row = self._calls.submit(("HDEL", self.keys.scale, name))
-        await self._calls.call("UNLINK", self.keys.up(name))
-        await row
+        await asyncio.gather(row, self._calls.submit(("UNLINK", self.keys.up(name))))
 
     async def rows(self) -> tuple[ScaleRow, ...]:
         """Every living `pdq up`, by name."""

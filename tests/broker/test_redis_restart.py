@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
+
+import pytest
 
 from broker.base import JobFate, JobLease
 from broker.errors import QueueUnavailable
+from broker.redis_registry import RedisRegistry
+from broker.redis_scale import RedisScale
+from broker.registry_settings import RegistrySettings
 from tests.broker.stores import LIMIT_S, RedisStore, eventually, job, real_calls
+from tests.cli.operators import worker
 from tests.servers import RedisServer
 
 ANY = 10**9
@@ -82,6 +89,22 @@ async def test_a_restart_without_data_is_seen_and_the_queue_goes_on(private_redi
     await queue.enqueue(job("r1", gen=2))
     assert len((await queue.take("p1", max_tokens=ANY, max_jobs=1)).leases) == 1
     await store.close()
+
+
+async def test_calls_that_go_together_fail_together_and_silently(private_redis: RedisServer) -> None:
+    calls = await real_calls(private_redis.url, redis_backoff_max_s=0.1)
+    registry, scale = RedisRegistry(calls, "m", RegistrySettings()), RedisScale(calls, "m", RegistrySettings())
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    private_redis.kill()
+
+    for together in (registry.heartbeat(worker("prefill-1")), registry.remove("w1"), scale.leave("up")):
+        with pytest.raises(QueueUnavailable):
+            await together
+    gc.collect()
+
+    assert unheard == []
+    await calls.close()
 
 
 async def _answers(store: RedisStore) -> bool:
