@@ -83,9 +83,10 @@ def kv_transfer(
     settings: VllmSettings, connector: ConnectorSettings, *, mode: str, role: str, engine_id: str, epoch: str
 ) -> dict[str, Any]:
     """Arguments of vLLM's KVTransferConfig. The connector's host and port are those that it shall listen on."""
+    path, _, name = (settings.vllm_connector or f"connector.plugin:{CONNECTORS[mode]}").partition(":")
     return {
-        "kv_connector": CONNECTORS[mode],
-        "kv_connector_module_path": "connector.plugin",
+        "kv_connector": name,
+        "kv_connector_module_path": path,
         "kv_role": f"kv_{role}",
         "engine_id": engine_id,
         "kv_load_failure_policy": settings.vllm_load_failure,
