@@ -79,25 +79,31 @@ class SameAnswers(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
-        keys = tuple(self.enqueued | self.cancelled)
-        for key, fate in zip(keys, self.same("fates", keys), strict=True):
-            assert fate.state in self._states_of(key)
-        self.run(self.redis.close())
-        self.loop.close()
+        try:
+            self.fates(tuple(self.enqueued | self.cancelled))
+        finally:
+            self.run(self.redis.close())
+            self.loop.close()
 
     def key(self, number: int, gen: int) -> Key:
         return f"r{number}.{self.num_losses}", gen
 
-    @rule(number=st.integers(0, 5), gen=st.integers(1, 2), tokens=st.integers(1, 6), is_late=st.booleans())
-    def enqueue(self, number: int, gen: int, tokens: int, is_late: bool) -> None:
+    jobs = st.tuples(st.integers(0, 7), st.integers(1, 2), st.integers(1, 6), st.sampled_from([False] * 6 + [True]))
+
+    @rule(jobs=st.lists(jobs, min_size=1, max_size=4))
+    def enqueue(self, jobs: list[tuple[int, int, int, bool]]) -> None:
+        for sent in jobs:
+            self._enqueue(*sent)
+
+    def _enqueue(self, number: int, gen: int, tokens: int, is_late: bool) -> None:
         key = self.key(number, gen)
-        sent = job(key[0], gen=gen, tokens=tokens, deadline_s=0.0 if is_late and tokens == 1 else 600.0)
+        sent = job(key[0], gen=gen, tokens=tokens, deadline_s=0.0 if is_late else 600.0)
         ours, theirs = self.both("enqueue", sent)
         assert (ours is None) == (theirs is None) == (key in self.cancelled)
         if ours is not None:
             self.enqueued.add(key)
 
-    @rule(owner=OWNERS, max_tokens=st.integers(0, 12), max_jobs=st.integers(0, 3))
+    @rule(owner=OWNERS, max_tokens=st.sampled_from([0, 3, 6, 12, 99]), max_jobs=st.integers(0, 4))
     def take(self, owner: str, max_tokens: int, max_jobs: int) -> None:
         ours, theirs = self.both("take", owner, max_tokens=max_tokens, max_jobs=max_jobs)
         assert [_seen(lease) for lease in ours.leases] == [_seen(lease) for lease in theirs.leases]
@@ -112,29 +118,49 @@ class SameAnswers(RuleBasedStateMachine):
             self.leases.append(leases)
             self.holder[key] = leases
 
+    def _any_lease(self, data: st.DataObject) -> Leases:
+        """Half of the time one that holds."""
+        holders = [leases for leases in self.leases if self._is_held(leases)]
+        return data.draw(st.sampled_from(holders if holders and data.draw(st.booleans()) else self.leases))
+
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         if self.leases:
-            ours, theirs = leases = data.draw(st.sampled_from(self.leases))
+            ours, theirs = leases = self._any_lease(data)
             kept = self.run(self.memory.queue.renew((ours,)))
             assert kept == self.run(self.redis.queue.renew((theirs,))) == (self._is_held(leases),)
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         if self.leases:
-            leases = data.draw(st.sampled_from(self.leases))
-            assert self.of_lease(leases, "settle", state="decode") == self._is_held(leases)
-            if self._is_held(leases):
-                self.settled.add(_key_of(leases))
-                del self.holder[_key_of(leases)]
+            self._settle(self._any_lease(data))
+
+    def _settle(self, leases: Leases) -> None:
+        assert self.of_lease(leases, "settle", state="decode") == self._is_held(leases)
+        if self._is_held(leases):
+            self.settled.add(_key_of(leases))
+            del self.holder[_key_of(leases)]
 
     @rule(data=st.data(), failure=st.sampled_from([None, "engine crashed"]))
     def give_back(self, data: st.DataObject, failure: str | None) -> None:
         if self.leases:
-            leases = data.draw(st.sampled_from(self.leases))
-            dead = self.of_lease(leases, "give_back", failure=failure)
-            lost = [_key_of(leases)] if self._is_held(leases) else []
-            self._lost(lost, () if dead is None else (dead,), is_failure=failure is not None)
+            self._give_back(self._any_lease(data), failure)
+
+    def _give_back(self, leases: Leases, failure: str | None) -> None:
+        dead = self.of_lease(leases, "give_back", failure=failure)
+        lost = [_key_of(leases)] if self._is_held(leases) else []
+        self._lost(lost, () if dead is None else (dead,), is_failure=failure is not None)
+
+    @rule(owner=OWNERS, end=st.sampled_from(["keep", "settle", "give back", "fail", "fail"]))
+    def serve(self, owner: str, end: str) -> None:
+        """The usual way, up to some end."""
+        num_before = len(self.leases)
+        self.take(owner, 99, 3)
+        for leases in self.leases[num_before:]:
+            if end == "settle":
+                self._settle(leases)
+            elif end != "keep":
+                self._give_back(leases, "engine crashed" if end == "fail" else None)
 
     @rule(owner=OWNERS, data=st.data())
     def give_back_others(self, owner: str, data: st.DataObject) -> None:
@@ -156,7 +182,7 @@ class SameAnswers(RuleBasedStateMachine):
     def reap_before_any_lease_has_run_out(self) -> None:
         assert self.run(self.redis.other(lease_s=600.0).reap()) == ()
 
-    @rule(number=st.integers(0, 5), gen=st.integers(1, 2))
+    @rule(number=st.integers(0, 9), gen=st.integers(1, 2))
     def cancel(self, number: int, gen: int) -> None:
         key = self.key(number, gen)
         owner = self.same("cancel", *key)
@@ -165,22 +191,26 @@ class SameAnswers(RuleBasedStateMachine):
             self.cancelled.add(key)
             self.holder.pop(key, None)
 
-    @rule(number=st.integers(0, 5), gen=st.integers(1, 2))
+    @rule(number=st.integers(0, 9), gen=st.integers(1, 2))
     def fate(self, number: int, gen: int) -> None:
-        key = self.key(number, gen)
-        (fate,) = self.same("fates", (key,))
-        assert fate.state in self._states_of(key)
+        self.fates((self.key(number, gen),))
+
+    def fates(self, keys: tuple[Key, ...]) -> None:
+        for key, ours, theirs in zip(keys, *self.both("fates", keys), strict=True):
+            assert ours.state == theirs.state
+            assert ours.state in self._states_of(key)
 
     @rule(owner=OWNERS)
     def leave(self, owner: str) -> None:
         has_none = all(leases[0].owner != owner for leases in self.holder.values())
         assert self.same("leave", owner) == has_none
 
-    @rule(is_all=st.sampled_from([False, False, True]))
-    def lose_scripts_or_everything(self, is_all: bool) -> None:
-        """Whoever enqueues again takes a new gen, here a new name."""
-        self.run(self.redis.calls.call("SCRIPT", "FLUSH"))
-        if is_all:
+    @rule(lost=st.sampled_from(["nothing"] * 8 + ["scripts", "everything"]))
+    def redis_loses(self, lost: str) -> None:
+        """Whoever enqueues again after a loss takes a new gen, here a new name."""
+        if lost == "scripts":
+            self.run(self.redis.calls.call("SCRIPT", "FLUSH"))
+        if lost == "everything":
             self.run(self.redis.calls.call("FLUSHALL"))
             now_s, self.memory = self.memory.now_s, MemoryStore(SETTINGS)
             self.memory.now_s = now_s + 1.0  # entry ids are not used again

@@ -30,8 +30,11 @@ DEADLINE = 100.0
 class AnyOrder(RuleBasedStateMachine):
     """Workers with the right to answer produce the one chain; others a chain of their own that must never show."""
 
-    @initialize(max_tokens=st.integers(1, 12), max_migrations=st.integers(0, 3), is_started=st.integers(0, 19))
-    def begin(self, max_tokens: int, max_migrations: int, is_started: int) -> None:
+    stages = st.sampled_from(["new", "enqueued", "admitted", "streaming", "streaming"])
+
+    @initialize(max_tokens=st.integers(2, 30), max_migrations=st.integers(0, 5), stage=stages)
+    def begin(self, max_tokens: int, max_migrations: int, stage: str) -> None:
+        """`stage`: how far it gets in the usual way, before anything happens."""
         self.it = session(max_tokens=max_tokens, max_migrations=max_migrations, deadline=DEADLINE)
         self.now = 0.0
         self.emitted: list[int] = []
@@ -45,8 +48,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.num_lost = 0
         self.frame_at = self.step_at = self.admitted_at = 0.0
         self.token_at: float | None = None
-        if is_started:
+        if stage != "new":
             self.start()
+            self.queue(0, "enqueued")
+        if stage in ("admitted", "streaming"):
+            self.admit(0, 1, D1)
+        if stage == "streaming":
+            self.next_tokens(0, 1, None)
 
     @precondition(lambda self: self.it.state is State.NEW)
     @rule()
@@ -73,12 +81,15 @@ class AnyOrder(RuleBasedStateMachine):
                     self.bases[gen] = len(self.emitted)
                     self.in_queue.add(gen)
 
+    rarely = st.sampled_from([False] * 4 + [True])
+    """What ends or moves a request: with all of it all the time no sequence would get far."""
+
     # The queue
 
     gens = st.sampled_from([0, 0, 0, 0, -1, 1])
     """Of the current one, the one before, the one to come."""
 
-    @rule(gen=gens, event=st.sampled_from(["enqueued"] * 6 + ["lost", "lost", "refused"]))
+    @rule(gen=gens, event=st.sampled_from(["enqueued"] * 10 + ["lost", "lost", "refused"]))
     def queue(self, gen: int, event: str) -> None:
         gen += self.it.gen
         match event:
@@ -152,8 +163,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.send(owner.pair, owner.worker, seq, self.chain(owner.pair, owner.worker, seq, count), finish)
 
     @precondition(lambda self: self.it.state is State.STREAMING)
-    @rule()
-    def changed_token(self) -> None:
+    @rule(is_so=rarely)
+    def changed_token(self, is_so: bool) -> None:
+        if not is_so:
+            return
         owner = self.it.owner
         seq = len(self.emitted) - self.bases[owner.pair.gen] - 1
         self.send(owner.pair, owner.worker, seq, (1000, 1001), None)
@@ -169,15 +182,18 @@ class AnyOrder(RuleBasedStateMachine):
             self.in_queue.discard(owner.pair.gen)
         self.run(commands)
 
-    @rule(gen=gens, attempt=attempts, is_retryable=st.sampled_from([True] * 5 + [False]))
-    def any_failed(self, gen: int, attempt: int, is_retryable: bool) -> None:
+    @rule(gen=gens, attempt=attempts, is_current=rarely, is_final=rarely)
+    def any_failed(self, gen: int, attempt: int, is_current: bool, is_final: bool) -> None:
+        if gen == 0 and not is_current:
+            return
         pair = Pair(gen=max(self.it.gen + gen, 1), attempt=attempt)
-        self.run(self.it.on_failed(pair, "engine_error", "x", retryable=is_retryable))
+        self.run(self.it.on_failed(pair, "engine_error", "x", retryable=not is_final))
 
     @precondition(lambda self: self.it.owner is not None)
-    @rule()
-    def owner_failed(self) -> None:
-        self.run(self.it.on_failed(self.it.owner.pair, "engine_error", "x", retryable=True))
+    @rule(is_so=rarely)
+    def owner_failed(self, is_so: bool) -> None:
+        if is_so:
+            self.run(self.it.on_failed(self.it.owner.pair, "engine_error", "x", retryable=True))
 
     # Time, and signs of life: `frame` is the link, `step` the counter in it
 
@@ -211,9 +227,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.run(self.it.on_owner_dead(owner.worker))
             assert self.it.owner is None
 
-    @rule(worker=workers)
-    def dead(self, worker: str) -> None:
-        self.run(self.it.on_owner_dead(worker))
+    @rule(worker=workers, is_so=rarely)
+    def dead(self, worker: str, is_so: bool) -> None:
+        if is_so:
+            self.run(self.it.on_owner_dead(worker))
 
     @rule()
     def tick(self) -> None:
