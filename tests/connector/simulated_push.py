@@ -152,7 +152,7 @@ class PushSimulation:
         self.d_lives += 1
         self.d_epoch = f"d-{self.d_lives}"
         self.generation += 1
-        self.is_fence_wanted = False
+        self.is_fence_wanted = self.is_fence_done = False
         self.reported |= self.receivers.keys()
         self.receivers.clear()
         self.d_free = list(range(D_BLOCKS))

@@ -98,12 +98,12 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
             self.pushes.stop(StopPush(engine_request_id=prefill.name, reason="aborted", is_reported=True), self.now)
             self.settle()
 
-    rarely = st.sampled_from(["no"] * 12 + ["p", "d"])
+    rarely = st.sampled_from(["no"] * 10 + ["writing p"] * 4 + ["p", "d"])
 
     @rule(who=rarely)
     def restart(self, who: str) -> None:
         """What is on its way to the old process reaches the new one."""
-        if who == "p":
+        if who == "p" or (who == "writing p" and self.jobs):
             self.start_p()
         elif who == "d":
             self.start_d()
@@ -258,9 +258,15 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
 
     @rule()
     def fence(self) -> None:
+        """The writing thread replaces the transport; the core hears of it later."""
         if self.is_fence_wanted:
-            self.is_fence_wanted = False
+            self.is_fence_wanted, self.is_fence_done = False, True
             self.generation += 1
+
+    @rule()
+    def hear_of_fence(self) -> None:
+        if self.is_fence_done:
+            self.is_fence_done = False
             self.receptions.fenced(self.now)
             self.settle()
 
@@ -277,6 +283,7 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
             self.compute(0)
             self.write()
             self.fence()
+            self.hear_of_fence()
             self.settle()
             if not self.prefills and not self.receivers:
                 break
