@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -21,6 +22,8 @@ from broker.notices import NOTICES
 from pdq.wire.link import FrameSender, LinkOverflow
 from pdq.wire.sockets import PeerLink
 
+_SILENT_RESENDS: Final = 2
+"""Frames that were sent so often without an acknowledgement need another connection."""
 log = structlog.get_logger(__name__)
 
 
@@ -198,6 +201,9 @@ class _Outgoing:
         now = self._loop.time()
         self.frames.on_tick(now)
         self._flush()
+        silent_s = _SILENT_RESENDS * self._settings.delta_resend_s
+        if self.frames.waiting_s(now) > silent_s:
+            self._link.renew(now - silent_s)
         is_last_acknowledged = self._last_list < self.frames.oldest
         if is_last_acknowledged and now - self._listed_at >= self._settings.sign_of_life_s:
             self._listed_at, self._last_list = now, self.frames.next_frame

@@ -68,7 +68,7 @@ class IoThread:
         self._on_progress = on_progress
         self._hub = Hub()
         self._hub.add(inbox)
-        self._links = SideLinks(self._hub, identity=f"{hello.consumer}/{hello.rank}")
+        self._links = SideLinks(self._hub, settings, identity=f"{hello.consumer}/{hello.rank}")
         self._commands: deque[StepMeta | LayerSaved | StepSaved | Quiet] = deque()
         self._closing = False
         self._tick_at = 0.0
@@ -175,7 +175,7 @@ class IoThread:
                 self._exchange.on_request(message, reply, now)
         for socket in ready:
             if isinstance(socket, BlockingLink):
-                for answer, _ in socket.receive():
+                for answer in self._links.receive(socket):
                     if not isinstance(answer, Request):
                         self._loads.on_message(socket.endpoint, answer, now)
                         self._exchange.on_answer(socket.endpoint, answer, now)

@@ -1,55 +1,90 @@
-"""Links to side channels of many peers, opened on first use; the one unused longest is closed first."""
+"""Links to side channels of many peers, opened on first use; the one unused longest is closed first.
+
+Every message asks for an answer. When none has come for a while the connection may be half open (the other end has lost
+it, and nobody says so): the next repeat goes over a new one, long before ZeroMQ's heartbeat gives the old one up.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from connector.settings import ConnectorSettings
 from connector.side_channel import Request, SideMessage, codec
 from pdq.wire.blocking import BlockingLink, Hub
 
 log = structlog.get_logger(__name__)
 
 _MAX_LINKS: Final = 256
+_SILENT_ANSWERS: Final = 3
+"""Fewer than the tries that a message has, so that the last ones go over another connection."""
 _IDLE_S: Final = 300.0
 """A link unused for so long is closed: its peer may be gone for good, and ZeroMQ would try for ever."""
 
 
-class SideLinks:
-    """Belongs to the thread that waits on the hub."""
+@dataclass(slots=True)
+class _Open:
+    link: BlockingLink[SideMessage]
+    used_at: float
+    asked_at: float | None = None
+    """Since when nothing was heard although something was asked."""
 
-    def __init__(self, hub: Hub, *, identity: str) -> None:
+
+class SideLinks:
+    """Belongs to the thread that waits on the hub. `now` is time.monotonic()."""
+
+    def __init__(self, hub: Hub, settings: ConnectorSettings, *, identity: str) -> None:
         self._hub = hub
         self._identity = identity
+        self._silent_s = _SILENT_ANSWERS * settings.kv_answer_s
         self._codec = codec()
-        self._links: dict[str, tuple[BlockingLink[SideMessage], float]] = {}
-        """(link, last use), least recently used first."""
+        self._links: dict[str, _Open] = {}
+        """Least recently used first."""
 
     def send(self, endpoint: str, message: Request, now: float) -> None:
         """One way; what gets lost is repeated by whoever waits for the answer."""
-        link, _ = self._links.pop(endpoint, (None, 0.0))
-        if link is None:
-            try:
-                link = BlockingLink(self._codec, endpoint, identity=self._identity)
-            except OSError as exc:
-                log.warning("kv_link_failed", peer=endpoint, cause=str(exc))
-                return
-            self._hub.add(link)
-            if len(self._links) >= _MAX_LINKS:
-                self._close(next(iter(self._links)))
-        self._links[endpoint] = link, now
-        link.send(message)
+        open_link = self._links.get(endpoint)
+        if open_link is not None and open_link.asked_at is not None and now - open_link.asked_at > self._silent_s:
+            log.info("kv_link_silent", peer=endpoint, seconds=round(now - open_link.asked_at, 3))
+            self._close(endpoint)
+        open_link = self._links.pop(endpoint, None) or self._new(endpoint, now)
+        if open_link is None:
+            return
+        self._links[endpoint] = open_link
+        open_link.used_at = now
+        open_link.asked_at = now if open_link.asked_at is None else open_link.asked_at
+        open_link.link.send(message)
+
+    def receive(self, link: BlockingLink[SideMessage]) -> list[SideMessage]:
+        """What is there now on one of these links."""
+        messages = [message for message, _ in link.receive()]
+        open_link = self._links.get(link.endpoint)
+        if messages and open_link is not None:
+            open_link.asked_at = None
+        return messages
 
     def close_idle(self, now: float) -> None:
-        while self._links and next(iter(self._links.values()))[1] + _IDLE_S < now:
+        while self._links and next(iter(self._links.values())).used_at + _IDLE_S < now:
             self._close(next(iter(self._links)))
 
     def close(self) -> None:
         for endpoint in list(self._links):
             self._close(endpoint)
 
+    def _new(self, endpoint: str, now: float) -> _Open | None:
+        try:
+            link = BlockingLink(self._codec, endpoint, identity=self._identity)
+        except OSError as exc:
+            log.warning("kv_link_failed", peer=endpoint, cause=str(exc))
+            return None
+        self._hub.add(link)
+        if len(self._links) >= _MAX_LINKS:
+            self._close(next(iter(self._links)))
+        return _Open(link, now)
+
     def _close(self, endpoint: str) -> None:
-        link, _ = self._links.pop(endpoint)
+        link = self._links.pop(endpoint).link
         self._hub.remove(link)
         link.close()

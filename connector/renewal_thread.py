@@ -37,6 +37,7 @@ class RenewalThread:
         """`on_progress` is called from this thread when `take_gone` or `take_lost` has something."""
         self._renewals = Renewals(settings, consumer=consumer, tp_size=tp_size)
         self._offers = Offers(settings, consumer=consumer)
+        self._settings = settings
         self._consumer = consumer
         self._on_progress = on_progress
         self._hub = Hub()
@@ -89,7 +90,7 @@ class RenewalThread:
             self._thread.start()
 
     def _run(self) -> None:
-        links = SideLinks(self._hub, identity=f"{self._consumer}/scheduler")
+        links = SideLinks(self._hub, self._settings, identity=f"{self._consumer}/scheduler")
         try:
             while not self._closing:
                 ready = self._hub.wait(self._wait_ms())
@@ -112,7 +113,7 @@ class RenewalThread:
         now = time.monotonic()
         for socket in ready:
             if isinstance(socket, BlockingLink):
-                for answer, _ in socket.receive():
+                for answer in links.receive(socket):
                     if not isinstance(answer, Request):
                         self._renewals.on_message(socket.endpoint, answer, now)
                         self._offers.on_message(socket.endpoint, answer, now)

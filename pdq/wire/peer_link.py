@@ -3,6 +3,9 @@
 Life of a link: connecting (messages queue) -> connected <-> lost. When a connection is lost, the socket is replaced:
 what was queued for the old connection is dropped, never delivered late to whoever listens there next. Requests repeat
 by themselves; `on_reset` tells the owner of a numbered link to replay. While it is lost, `send` says False.
+
+A connection may be half open: the other end, or something in between, has lost it and nobody says so. What is sent goes
+nowhere until ZeroMQ's heartbeat gives up, after many seconds. So who waits in vain for an answer calls `renew`.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class PeerLink(Generic[M]):
         self.is_connected = False
         self.num_dropped = 0
         """Messages that could not be sent."""
-        self.last_used_at = self._loop.time()
+        self.last_used_at = self._heard_at = self._loop.time()
         self._open()
 
     @property
@@ -84,6 +87,12 @@ class PeerLink(Generic[M]):
         finally:
             waiting.timer.cancel()
             del self._requests[ref]
+
+    def renew(self, silent_since: float) -> None:
+        """Connects anew, as after a loss, if nothing was heard since then (the loop's time)."""
+        if self.is_connected and self._heard_at <= silent_since:
+            log.info("link_silent", peer=self.endpoint, seconds=round(self._loop.time() - silent_since, 3))
+            self._lost()
 
     async def close(self) -> None:
         """Ends waiting requests with TimeoutError. What is queued still has LINGER_MS to get out."""
@@ -131,7 +140,7 @@ class PeerLink(Generic[M]):
         received = self._dealer.receive()
         if received is None:
             return False
-        self.last_used_at = self._loop.time()
+        self.last_used_at = self._heard_at = self._loop.time()
         message, ref = received
         if ref:
             waiting = self._requests.get(ref)
@@ -157,6 +166,7 @@ class PeerLink(Generic[M]):
 
     def _connected(self) -> None:
         was_lost, self._is_lost, self.is_connected = self._is_lost, False, True
+        self._heard_at = self._loop.time()
         if was_lost:
             log.info("link_restored", peer=self.endpoint)
             for waiting in list(self._requests.values()):
@@ -192,12 +202,14 @@ class _Request(Generic[M]):
         self._timeout_s = timeout_s
         self._tries_left = max(tries, 1)
         self._loop = asyncio.get_running_loop()
+        self._asked_at = self._loop.time()
         self.answer: asyncio.Future[M] = self._loop.create_future()
         self._try()
 
     def _try(self) -> None:
         if self._tries_left <= 0:
             self.fail("no answer")
+            self._link.renew(self._asked_at)
             return
         self._tries_left -= 1
         self.timer = self._loop.call_later(self._timeout_s, self._try)

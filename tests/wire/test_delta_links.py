@@ -15,8 +15,11 @@ from broker.links import (
 )
 from broker.messages import Ack, Cancel, Cancelled, Delta, Deltas
 from pdq.wire.types import Pair, pack_ids
+from tests.faults.tcp_proxy import TcpProxy
 
 LIMIT_S = 20.0
+HEARTBEAT_S = 10.0
+"""ZeroMQ's own, after which it gives up a connection that is silent."""
 PAIR = Pair(gen=1, attempt=1)
 QUICK = DeltaSettings(delta_resend_s=0.2, sign_of_life_s=0.1, delta_ack_s=0.01)
 
@@ -67,50 +70,6 @@ class Gateway:
         await self.receiver.close()
 
 
-class Proxy:
-    """A TCP proxy that can cut all its connections, and lose what is in them."""
-
-    def __init__(self, target: str):
-        self._target_port = int(target.rpartition(":")[2])
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks = set()
-        self.num_connections = 0
-
-    async def start(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.endpoint = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def _serve(self, reader, writer):
-        self.num_connections += 1
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        self._writers += [writer, up_writer]
-        for pair in ((reader, up_writer), (up_reader, writer)):
-            task = asyncio.ensure_future(self._copy(*pair))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _copy(self, reader, writer):
-        try:
-            while data := await reader.read(1500):
-                writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        writer.close()
-
-    def cut(self):
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def close(self):
-        self._server.close()
-        self.cut()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LIMIT_S)
-
-
 def failing(gateway):
     raise AssertionError(f"{gateway} was given up")
 
@@ -132,44 +91,62 @@ async def test_deltas_arrive_once_in_order_and_are_acknowledged():
 
 async def test_a_cut_connection_loses_and_doubles_nothing():
     gateway = await Gateway().start()
-    proxy = await Proxy(gateway.inbox.endpoint).start()
     repeats = []
     sender = DeltaSender(QUICK, worker_id="decode-1", on_overflow=failing, on_repeat=lambda: repeats.append(1))
 
-    for step in range(3000):
-        sender.push(proxy.endpoint, step, (delta(step),))
-        if step % 10 == 0:
-            await asyncio.sleep(0)
-        if step % 700 == 699:
-            before = len(gateway.seqs)
-            await gateway.until(lambda before=before: len(gateway.seqs) > before)
-            proxy.cut()
-    proxy.cut()
+    with proxy_of(gateway) as proxy:
+        for step in range(3000):
+            sender.push(proxy.endpoint, step, (delta(step),))
+            if step % 10 == 0:
+                await asyncio.sleep(0)
+            if step % 700 == 699:
+                before = len(gateway.seqs)
+                await gateway.until(lambda before=before: len(gateway.seqs) > before)
+                proxy.reset()
+        proxy.reset()
 
-    await gateway.until(lambda: len(gateway.seqs) >= 3000)
-    assert gateway.seqs == list(range(3000))
-    assert proxy.num_connections >= 4
-    assert repeats, "what a cut connection had swallowed was sent again, and counted"
-    assert await sender.drained(LIMIT_S)
-    await sender.close()
-    await proxy.close()
+        await gateway.until(lambda: len(gateway.seqs) >= 3000)
+        assert gateway.seqs == list(range(3000))
+        assert proxy.num_connections >= 4
+        assert repeats, "what a cut connection had swallowed was sent again, and counted"
+        assert await sender.drained(LIMIT_S)
+        await sender.close()
     await gateway.close()
 
 
 async def test_the_last_frame_survives_a_cut_without_a_later_one():
     gateway = await Gateway().start()
-    proxy = await Proxy(gateway.inbox.endpoint).start()
     sender = DeltaSender(QUICK, worker_id="decode-1", on_overflow=failing)
-    sender.push(proxy.endpoint, 1, (delta(0),))
-    await gateway.until(lambda: gateway.seqs == [0])
+    with proxy_of(gateway) as proxy:
+        sender.push(proxy.endpoint, 1, (delta(0),))
+        await gateway.until(lambda: gateway.seqs == [0])
 
-    sender.push(proxy.endpoint, 2, (delta(1),))
-    proxy.cut()
+        sender.push(proxy.endpoint, 2, (delta(1),))
+        proxy.reset()
 
-    await gateway.until(lambda: gateway.seqs == [0, 1])
-    await sender.close()
-    await proxy.close()
+        await gateway.until(lambda: gateway.seqs == [0, 1])
+        await sender.close()
     await gateway.close()
+
+
+async def test_frames_that_go_into_a_half_open_connection_are_sent_over_another():
+    gateway = await Gateway().start()
+    sender = DeltaSender(QUICK, worker_id="decode-1", on_overflow=failing)
+    with proxy_of(gateway) as proxy:
+        sender.push(proxy.endpoint, 1, (delta(0),))
+        await gateway.until(lambda: gateway.seqs == [0])
+
+        proxy.half_open()
+        sender.push(proxy.endpoint, 2, (delta(1),))
+
+        async with asyncio.timeout(HEARTBEAT_S):
+            await gateway.until(lambda: gateway.seqs == [0, 1])
+        await sender.close()
+    await gateway.close()
+
+
+def proxy_of(gateway: Gateway) -> TcpProxy:
+    return TcpProxy(("127.0.0.1", int(gateway.inbox.endpoint.rpartition(":")[2])))
 
 
 async def test_an_idle_link_shows_life_and_its_step():
