@@ -10,7 +10,7 @@ from connector.settings import ConnectorSettings
 from connector.validate import problems
 from pdq.wire.tensor_parallel import shape_misfit
 
-_KEYS = ("pdq_epoch", "pdq_side_channel_host", "pdq_side_channel_port", "pdq_connector")
+_KEYS = ("pdq_epoch", "pdq_side_channel_host", "pdq_side_channel_port", "pdq_connector", "pdq_layer_count_path")
 _SIZES = (
     "pipeline_parallel_size",
     "data_parallel_size",
@@ -35,6 +35,8 @@ class PluginSettings:
     """Index of the KV cache group that is transferred."""
     layers: tuple[str, ...]
     """Of that group."""
+    layer_count_path: str = ""
+    """File that rank 0 counts computed layers in (`layer_count`); empty: nobody reads it."""
 
 
 def plugin_settings(vllm_config: Any, kv_cache_config: Any, *, host: str) -> PluginSettings:
@@ -92,6 +94,7 @@ def plugin_settings(vllm_config: Any, kv_cache_config: Any, *, host: str) -> Plu
         num_blocks=kv_cache_config.num_blocks,
         group=group,
         layers=tuple(spec.layer_names),
+        layer_count_path=_text(extra, "pdq_layer_count_path", "") if "pdq_layer_count_path" in extra else "",
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from connector.layer_count import LayerCount
 from connector.plugin_hooks import HookGeneration
 from connector.plugin_memory import regions_of
 from connector.plugin_news import PluginStep, WorkerNews
@@ -58,6 +60,8 @@ class PluginWorker:
                 " pdq_side_channel_port + rank if that is set in kv_connector_extra_config",
             ) from error
         self._layers: frozenset[str] = frozenset()
+        path = settings.layer_count_path
+        self._layer_count = LayerCount(Path(path)) if path and rank == 0 else None
         self._refused: dict[str, str] = {}
         self._external: dict[str, tuple[int, ...]] = {}
         self._held = Reports()
@@ -94,6 +98,8 @@ class PluginWorker:
 
     def save_kv_layer(self, layer: str) -> None:
         """Layers that share another's KV are ignored."""
+        if self._layer_count is not None:
+            self._layer_count.add()
         if layer in self._layers:
             self._half.save_kv_layer(layer)
 

@@ -32,7 +32,14 @@ class Processes(Protocol):
 
     async def stop(self) -> None: ...
 
+
+class Files(Protocol):
+    """`engine.vllm.shared_files.SharedFiles`."""
+
     def failure(self, otherwise: str) -> str: ...
+
+    @property
+    def num_layers(self) -> int: ...
 
 
 class VllmEngine:
@@ -41,6 +48,7 @@ class VllmEngine:
     def __init__(
         self,
         processes: Processes,
+        files: Files,
         *,
         engine_id: str,
         epoch: str,
@@ -52,6 +60,7 @@ class VllmEngine:
     ) -> None:
         """`fingerprint`: what counts beside what vLLM's configuration says."""
         self._processes = processes
+        self._files = files
         self._engine_id = engine_id
         self._source = (host, side_channel_port, tp_size)
         self._epoch = epoch
@@ -140,7 +149,7 @@ class VllmEngine:
         if pump is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-        self._started = None  # AsyncLLM's finalizer must not wait for the interpreter's end
+        self._started = None
         await self._processes.stop()
 
     async def _warm_up(self, started: Started) -> None:
@@ -234,7 +243,7 @@ class VllmEngine:
             await self.release(engine_request_id)
 
     def _died(self, error: Exception) -> str:
-        return f"vLLM's engine died: {self._processes.failure(str(error) or type(error).__name__)}"
+        return f"vLLM's engine died: {self._files.failure(str(error) or type(error).__name__)}"
 
     def _stats(self) -> EngineStats:
         assert self._started is not None
@@ -242,7 +251,7 @@ class VllmEngine:
         num_open, num_pinned = self._requests.counts()
         running = min(self._num_running, num_open)
         return EngineStats(
-            step=self._num_steps,
+            step=self._num_steps + self._files.num_layers,  # a sign of progress, also inside a long step
             total_blocks=total,
             free_blocks=total - round(total * self._kv_usage),
             running=running,

@@ -16,6 +16,7 @@ from engine.vllm.environment import CHILD_VARIABLE, Child, defaults, plugins_wit
 from engine.vllm.launch import Plan
 from engine.vllm.processes import VllmProcesses
 from engine.vllm.settings import VllmSettings
+from engine.vllm.shared_files import SharedFiles
 from engine.vllm.side_channel_ports import SidePorts
 from pdq.runtime.settings import environment, set_environment
 
@@ -44,6 +45,7 @@ def create_vllm_engine(
     ports = SidePorts(host, tp_size, first=connector.side_channel_port)
     connector = dataclasses.replace(connector, side_channel_port=ports.first)
     has_connector = mode in CONNECTORS
+    files = SharedFiles()
     plan = Plan(
         arguments=settings.engine_args,
         model_path=str(model_path),
@@ -52,13 +54,21 @@ def create_vllm_engine(
         cpu_kv_cache_bytes=engine.kv_cache_bytes,
         tp_size=tp_size,
         role=role,
-        kv_transfer=kv_transfer(settings, connector, mode=mode, role=role, engine_id=worker_id, epoch=epoch)
+        kv_transfer=kv_transfer(
+            settings,
+            connector,
+            mode=mode,
+            role=role,
+            engine_id=worker_id,
+            epoch=epoch,
+            layer_count_path=files.layer_count_path,
+        )
         if has_connector
         else None,
     )
-    processes = VllmProcesses(plan, start_s=settings.vllm_start_s, stop_s=settings.vllm_stop_s, kept=ports)
+    processes = VllmProcesses(plan, files, ports, start_s=settings.vllm_start_s, stop_s=settings.vllm_stop_s)
     child = Child(
-        failures_path=str(processes.failures_path),
+        failures_path=str(files.failures_path),
         log_level=log_level,
         log_json=log_json,
         role=ROLES[role],
@@ -69,6 +79,7 @@ def create_vllm_engine(
     set_environment({CHILD_VARIABLE: child.to_text()}, keep=False)
     return VllmEngine(
         processes,
+        files,
         engine_id=worker_id,
         epoch=epoch,
         host=host,
@@ -80,9 +91,17 @@ def create_vllm_engine(
 
 
 def kv_transfer(
-    settings: VllmSettings, connector: ConnectorSettings, *, mode: str, role: str, engine_id: str, epoch: str
+    settings: VllmSettings,
+    connector: ConnectorSettings,
+    *,
+    mode: str,
+    role: str,
+    engine_id: str,
+    epoch: str,
+    layer_count_path: Path | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's KVTransferConfig. The connector's host and port are those that it shall listen on."""
+    counting = {"pdq_layer_count_path": str(layer_count_path)} if layer_count_path else {}
     path, _, name = (settings.vllm_connector or f"connector.plugin:{CONNECTORS[mode]}").partition(":")
     return {
         "kv_connector": name,
@@ -95,6 +114,7 @@ def kv_transfer(
             "pdq_side_channel_host": connector.side_channel_host,
             "pdq_side_channel_port": connector.side_channel_port,
             "pdq_connector": dataclasses.asdict(connector),
+            **counting,
         },
     }
 

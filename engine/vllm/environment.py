@@ -8,8 +8,8 @@ from typing import Final
 
 from engine.vllm.settings import VllmSettings
 
-CHILD_VARIABLE: Final = "PDQ_VLLM_CHILD"
-"""Tells vLLM's child processes whose they are; set by the worker only, for its own children."""
+CHILD_VARIABLE: Final = "_PDQ_VLLM_CHILD"
+"""Tells vLLM's child processes whose they are; set by the worker only. No setting: hence the _."""
 PLUGIN: Final = "pdq_child"
 """Name of the entry point that reads it (pyproject.toml, group `vllm.general_plugins`)."""
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import multiprocessing
-import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import structlog
 
 from engine.base import EngineError
-from engine.vllm.child import read_failures
 from engine.vllm.launch import Plan, Started, launch
+from engine.vllm.shared_files import SharedFiles
 from engine.vllm.side_channel_ports import SidePorts
 
 Launch = Callable[[Plan, Callable[[str], None], Callable[[], None]], Started]
@@ -34,26 +30,19 @@ _log = structlog.get_logger(__name__)
 class VllmProcesses:
     """vLLM's processes of one engine. `start` once; `stop` at any time, also twice."""
 
-    def __init__(self, plan: Plan, *, start_s: float, stop_s: float, kept: SidePorts, start: Launch = launch) -> None:
-        """`kept`: ports, given back by `stop`."""
+    def __init__(
+        self, plan: Plan, files: SharedFiles, ports: SidePorts, *, start_s: float, stop_s: float, start: Launch = launch
+    ) -> None:
+        """`stop` gives `ports` back and removes `files`."""
         self._plan = plan
         self._start_s = start_s
         self._stop_s = stop_s
         self._start = start
-        self._kept = kept
+        self._files = files
+        self._ports = ports
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._launching: asyncio.Future[Started] | None = None
         self._is_unwanted = False
-        self._folder = Path(tempfile.mkdtemp(prefix="pdq-vllm-"))
-
-    @property
-    def failures_path(self) -> Path:
-        """Where vLLM's processes leave their exceptions."""
-        return self._folder / "failures"
-
-    def failure(self, otherwise: str) -> str:
-        """What the first of vLLM's processes that failed said, or `otherwise`."""
-        return next(iter(read_failures(self.failures_path)), otherwise)
 
     async def start(self) -> Started:
         """Raises EngineError with vLLM's own reason. Cancelled: the processes end all the same."""
@@ -67,7 +56,7 @@ class VllmProcesses:
             await self.stop()
             raise EngineError(f"vLLM was not ready after {self._start_s:g} s (vllm_start_s)") from error
         except EngineError as error:
-            reason = self.failure("")
+            reason = self._files.failure("")
             await self.stop()
             raise EngineError(f"vLLM didn't start: {reason}" if reason else str(error)) from error
         except BaseException:
@@ -85,11 +74,9 @@ class VllmProcesses:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, _shut_down, started.llm, self._stop_s)
             await asyncio.to_thread(_end, processes)
-            del started, launching
-            gc.collect()  # AsyncLLM has a finalizer, which fails when the interpreter's end runs it
-        self._kept.close()
+        self._ports.close()
         self._thread.shutdown(wait=False)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._files.remove()
 
     async def _settled(self, launching: asyncio.Future[Started]) -> Started | None:
         """Ends a start that is still under way: without its processes it fails by itself."""
@@ -124,6 +111,11 @@ def _tree() -> list[psutil.Process]:
 
 def _shut_down(llm: Any, timeout_s: float) -> None:
     llm.shutdown(timeout=timeout_s)
+    llm.shutdown = _nothing  # its finalizer calls this again, and fails at the interpreter's end
+
+
+def _nothing() -> None:
+    pass
 
 
 def _end(processes: list[psutil.Process]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from engine.factory import EngineProcessSettings, create_engine, engine_ports
 from engine.vllm.checks import connector_problems, problems, tp_size_of
 from engine.vllm.create import kv_transfer
 from engine.vllm.settings import VllmSettings
+from engine.vllm.side_channel_ports import SidePorts
 from pdq.runtime.arguments import Arguments
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import PortTaken, StartupError
@@ -86,16 +88,21 @@ def test_side_channel_ports_of_all_ranks_are_in_range():
 
 
 def test_the_port_of_every_rank_is_tried_before_anything_starts():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = EngineProcessSettings(
-            engine=ENGINE,
-            connector=ConnectorSettings(side_channel_port=port - 1),
-            vllm=VllmSettings(engine_args=Arguments.from_text("--tensor-parallel-size 2")),
-        )
-
-        with pytest.raises(PortTaken, match=f"port {port} .*--side-channel-port"):
+    ports = SidePorts("127.0.0.1", 2)
+    settings = EngineProcessSettings(
+        engine=ENGINE,
+        connector=ConnectorSettings(side_channel_port=ports.first),
+        vllm=VllmSettings(engine_args=Arguments.from_text("--tensor-parallel-size 2")),
+    )
+    try:
+        check_ports(engine_ports(settings))
+        with (
+            socket.create_server(("127.0.0.1", ports.first + 1)),
+            pytest.raises(PortTaken, match=f"port {ports.first + 1} .*--side-channel-port"),
+        ):
             check_ports(engine_ports(settings))
+    finally:
+        ports.close()
 
 
 def test_the_tensor_parallel_size_is_one_unless_the_arguments_say_more():
@@ -163,7 +170,9 @@ def test_the_connector_is_told_where_to_listen_and_all_of_its_settings():
     connector = ConnectorSettings(side_channel_host="10.0.0.7", side_channel_port=20100, kv_wait_s=44.0)
     settings = VllmSettings(vllm_load_failure="recompute")
 
-    made = kv_transfer(settings, connector, mode="push", role="consumer", engine_id="w1", epoch="e1")
+    made = kv_transfer(
+        settings, connector, mode="push", role="consumer", engine_id="w1", epoch="e1", layer_count_path=Path("/l")
+    )
 
     extra = made.pop("kv_connector_extra_config")
     assert made == {
@@ -177,4 +186,5 @@ def test_the_connector_is_told_where_to_listen_and_all_of_its_settings():
         *("e1", "10.0.0.7"),
         20100,
     )
+    assert extra["pdq_layer_count_path"] == "/l"
     assert ConnectorSettings(**extra["pdq_connector"]) == connector

@@ -1,0 +1,41 @@
+"""Files that vLLM's processes write and the worker reads: why they failed, and how far they are."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from connector.layer_count import LayerCount
+from engine.vllm.child import read_failures
+
+
+class SharedFiles:
+    """A folder of its own, gone after `remove`."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pdq-vllm-"))
+        LayerCount.create(self.layer_count_path)
+        self._layer_count = LayerCount(self.layer_count_path)
+
+    @property
+    def failures_path(self) -> Path:
+        """Exceptions, see `child.FailureFile`."""
+        return self._folder / "failures"
+
+    @property
+    def layer_count_path(self) -> Path:
+        """Computed layers, see `connector.layer_count`."""
+        return self._folder / "layers"
+
+    @property
+    def num_layers(self) -> int:
+        """Computed since the start, as far as a connector sees them."""
+        return self._layer_count.read()
+
+    def failure(self, otherwise: str) -> str:
+        """What the first of vLLM's processes that failed said, or `otherwise`."""
+        return next(iter(read_failures(self.failures_path)), otherwise)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

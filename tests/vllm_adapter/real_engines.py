@@ -1,0 +1,105 @@
+"""vLLM engines on the CPU, with the demo model in float32 and blocks of 32 tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncIterator
+
+import psutil
+
+from connector.settings import ConnectorSettings
+from engine.base import EngineOutput, EngineRequest, StepOutputs
+from engine.embedded.settings import EngineSettings
+from engine.vllm.client import VllmEngine
+from engine.vllm.create import create_vllm_engine
+from engine.vllm.settings import VllmSettings
+from pdq.runtime.arguments import Arguments
+from pdq.runtime.model import default_model_cache
+
+MODEL = default_model_cache() / "smollm2-135m"
+MAX_MODEL_LEN = 512
+ARGUMENTS = f"--dtype float32 --block-size 32 --max-num-seqs 8 --max-model-len {MAX_MODEL_LEN}"
+
+
+def new_engine(arguments: str = ARGUMENTS, *, mode: str = "pull", role: str = "producer") -> VllmEngine:
+    """Not started; 64 MiB of KV memory unless the arguments say otherwise."""
+    return create_vllm_engine(
+        VllmSettings(engine_args=Arguments.from_text(arguments), vllm_stop_s=3.0),
+        EngineSettings(engine="vllm", engine_threads=1, kv_cache_bytes=64 << 20),
+        ConnectorSettings(),
+        model_path=MODEL,
+        mode=mode,
+        role=role,
+        worker_id="worker-1",
+        log_level="info",
+        log_json=True,
+    )
+
+
+def engine_processes() -> list[psutil.Process]:
+    """Of engines that this process started: cores and ranks."""
+    cores = [psutil.Process(child.pid) for child in multiprocessing.active_children() if "EngineCore" in child.name]
+    return [process for core in cores for process in (core, *core.children(recursive=True))]
+
+
+class Reader:
+    """Reads one engine's steps all the time, and hands out what came for a request."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self.steps: list[StepOutputs] = []
+        self.released: list[str] = []
+        self.failure: Exception | None = None
+        self._outputs: dict[str, list[EngineOutput]] = {}
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._read())
+
+    async def until_end(self, engine_request_id: str) -> list[EngineOutput]:
+        """All outputs, the last of which ends it. Raises what the engine's outputs raise."""
+        return await self._until(lambda: self._ended(engine_request_id))
+
+    async def until_released(self, engine_request_id: str) -> None:
+        await self._until(lambda: engine_request_id in self.released or None)
+
+    async def until_tokens(self, engine_request_id: str) -> None:
+        await self._until(lambda: self._outputs.get(engine_request_id) or None)
+
+    async def run(self, request: EngineRequest) -> list[EngineOutput]:
+        await self.engine.submit(request)
+        return await self.until_end(request.engine_request_id)
+
+    def outputs_of(self, engine_request_id: str) -> list[EngineOutput]:
+        return self._outputs.get(engine_request_id, [])
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ended(self, engine_request_id: str) -> list[EngineOutput] | None:
+        outputs = self._outputs.get(engine_request_id, [])
+        return outputs if outputs and (outputs[-1].finish or outputs[-1].error) else None
+
+    async def _until(self, found):
+        async with asyncio.timeout(120):
+            while (result := found()) is None:
+                if self.failure is not None:
+                    raise self.failure
+                self._changed.clear()
+                await self._changed.wait()
+        return result
+
+    async def _read(self) -> None:
+        try:
+            async for step in self._all():
+                self.steps.append(step)
+                self.released += step.released
+                for output in step.outputs:
+                    self._outputs.setdefault(output.engine_request_id, []).append(output)
+                self._changed.set()
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            self.failure = error
+            self._changed.set()
+
+    def _all(self) -> AsyncIterator[StepOutputs]:
+        return self.engine.outputs()

@@ -1,0 +1,163 @@
+"""Starting vLLM in a thread: its reasons come out, and nothing keeps a worker that isn't wanted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from connector.layer_count import LayerCount
+from engine.base import EngineError
+from engine.vllm.launch import Plan, Started
+from engine.vllm.processes import VllmProcesses
+from engine.vllm.shared_files import SharedFiles
+from engine.vllm.side_channel_ports import SidePorts
+from pdq.runtime.arguments import Arguments
+
+PLAN = Plan(
+    arguments=Arguments(),
+    model_path="/models/x",
+    max_model_len=0,
+    kv_cache_bytes=0,
+    cpu_kv_cache_bytes=1 << 20,
+    tp_size=1,
+    role="producer",
+    kv_transfer=None,
+)
+
+
+class Llm:
+    def __init__(self) -> None:
+        self.shutdowns: list[float] = []
+
+    def shutdown(self, timeout: float) -> None:
+        self.shutdowns.append(timeout)
+
+
+def started(llm: Llm) -> Started:
+    return Started(
+        llm=llm,
+        new_sampling_params=dict,
+        block_size=32,
+        total_blocks=10,
+        max_model_len=64,
+        vocab_size=100,
+        eos_token_ids=frozenset(),
+        fingerprint="",
+        is_exact=False,
+    )
+
+
+def processes(start, *, start_s: float = 60.0, files: SharedFiles | None = None) -> VllmProcesses:
+    return VllmProcesses(
+        PLAN, files or SharedFiles(), SidePorts("127.0.0.1", 1), start_s=start_s, stop_s=3.0, start=start
+    )
+
+
+async def test_the_start_blocks_a_thread_and_not_the_loop():
+    llm, go_on = Llm(), threading.Event()
+
+    def start(plan, report, check):
+        report("loading")
+        assert go_on.wait(60)
+        return started(llm)
+
+    running = processes(start)
+    starting = asyncio.create_task(running.start())
+    await asyncio.sleep(0)
+    go_on.set()
+
+    assert (await starting).llm is llm
+    await running.stop()
+    await running.stop()
+    assert llm.shutdowns == [3.0]
+
+
+async def test_the_first_failure_of_vllms_own_processes_is_the_reason():
+    files = SharedFiles()
+
+    def start(plan, report, check):
+        for text in ("OSError: port 20001 is taken", "RuntimeError: initialization failed, see above"):
+            with files.failures_path.open("a") as file:
+                file.write(json.dumps(text) + "\n")
+        raise EngineError("vLLM didn't start: Engine core initialization failed")
+
+    running = processes(start, files=files)
+
+    with pytest.raises(EngineError, match=r"^vLLM didn't start: OSError: port 20001 is taken$"):
+        await running.start()
+    assert not files.failures_path.parent.exists()
+
+
+async def test_an_error_before_any_process_started_stands_for_itself():
+    def start(plan, report, check):
+        raise EngineError("--engine-args: unrecognized arguments: --blok-size")
+
+    with pytest.raises(EngineError, match=r"^--engine-args: unrecognized arguments: --blok-size$"):
+        await processes(start).start()
+
+
+async def test_a_start_that_takes_too_long_is_given_up_with_the_settings_name():
+    stopped = threading.Event()
+
+    def start(plan, report, check):
+        while True:
+            try:
+                check()
+            except EngineError:
+                stopped.set()
+                raise
+
+    with pytest.raises(EngineError, match="vllm_start_s"):
+        await processes(start, start_s=0.05).start()
+    assert stopped.is_set()
+
+
+async def test_a_cancelled_start_ends_what_it_began():
+    llm, began, go_on = Llm(), threading.Event(), threading.Event()
+
+    def start(plan, report, check):
+        began.set()
+        assert go_on.wait(60)
+        return started(llm)
+
+    running = processes(start)
+    starting = asyncio.create_task(running.start())
+    await asyncio.to_thread(began.wait, 60)
+    starting.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert llm.shutdowns == [3.0]
+
+
+async def test_stopping_what_never_started_frees_the_ports():
+    ports = SidePorts("127.0.0.1", 1)
+    running = VllmProcesses(PLAN, SharedFiles(), ports, start_s=1.0, stop_s=1.0, start=lambda *_: started(Llm()))
+
+    await running.stop()
+
+    SidePorts("127.0.0.1", 1, first=ports.first).close()
+
+
+async def test_what_failed_after_the_start_is_told_when_it_is_asked_for():
+    files = SharedFiles()
+    assert files.failure("gone") == "gone"
+
+    files.failures_path.write_text(json.dumps("RuntimeError: out of memory") + "\n")
+
+    assert files.failure("gone") == "RuntimeError: out of memory"
+    files.remove()
+
+
+def test_layers_that_another_process_counts_are_read():
+    files = SharedFiles()
+
+    LayerCount(files.layer_count_path).add()
+
+    assert files.num_layers == 1
+    files.remove()
