@@ -8,7 +8,7 @@ export PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
 DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch vllm,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
-	$(if $(PORT),--http-port $(PORT))
+	$(if $(filter vllm,$(ENGINE)),--prefill 1) $(if $(PORT),--http-port $(PORT))
 
 .PHONY: help demo check test test-long test-vllm parity vllm-cpu vllm-fixture format clean install-demo install-dev model
 .DEFAULT_GOAL := help
@@ -67,6 +67,7 @@ clean:
 install-demo:
 	@scripts/system-packages.sh
 	@scripts/install.sh $(if $(filter sim,$(ENGINE)),sim,local)
+	@$(if $(filter vllm,$(ENGINE)),$(BIN)/python scripts/vllm_is_there.py)
 	@$(if $(filter torch vllm,$(ENGINE)),$(BIN)/pdq model fetch $(MODEL) >/dev/null)
 
 install-dev:

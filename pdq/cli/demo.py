@@ -24,6 +24,8 @@ from pdq.runtime.settings import load
 from pdq.runtime.signals import Drain
 
 _READ_TIMEOUT_S: Final = 120.0
+_READY_TIMEOUT_S: Final = {"vllm": 900.0}
+"""By engine, where it isn't 180."""
 _EVERYTHING_TRAVELS: Final = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "0"}
 """The demo's prompt is short: by default its decode worker would prefill it itself."""
 _TRACE_HEADERS: Final = {"X-Pdq-Trace": "1"}
@@ -39,7 +41,9 @@ class DemoSettings:
     )
     answer_tokens: int = field(default=128, metadata={"help": "longest answer"})
     keep: bool = field(default=False, metadata={"help": "leave everything up afterwards, until Ctrl-C"})
-    ready_timeout_s: float = field(default=180.0, metadata={"help": "longest time until everything has started"})
+    ready_timeout_s: float | None = field(
+        default=None, metadata={"help": "longest time until everything has started; none: 180 s, vllm 900 s"}
+    )
     deployment: DeploymentSettings = field(
         default_factory=lambda: DeploymentSettings(
             prefill=2, decode=1, run_dir=Path(".pdq/demo"), fresh=True, model=ModelSettings(mode="push")
@@ -77,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         async def serve(drain: Drain) -> None:
             started = time.monotonic()
             async with _stopping_spinner(deployment, status):
-                if await until_drain(drain, _until_ready(deployment, settings.ready_timeout_s)):
+                if await until_drain(drain, _until_ready(deployment, _ready_timeout_s(settings))):
                     return
                 status.stop()
                 console.print(f"[dim]everything is up after {time.monotonic() - started:.1f} s[/]\n")
@@ -103,6 +107,10 @@ async def _stopping_spinner(deployment: Deployment, status: Status) -> AsyncIter
         finally:
             status.update("stopping")
             status.start()
+
+
+def _ready_timeout_s(settings: DemoSettings) -> float:
+    return settings.ready_timeout_s or _READY_TIMEOUT_S.get(settings.deployment.engine, 180.0)
 
 
 def _progress(deployment: Deployment) -> str:
