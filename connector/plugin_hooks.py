@@ -88,7 +88,7 @@ _BOTH: Final[Facts] = {
     "NewRequestData": {"fields": ("req_id", "block_ids", "num_computed_tokens")},
     "CachedRequestData": {"fields": ("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens")},
     "KVConnectorOutput": {"fields": ("finished_sending", "finished_recving", "kv_connector_worker_meta")},
-    "KVCacheBlocks": {"get_block_ids": ("allow_none",)},
+    "KVCacheBlocks": {"get_block_ids": ()},
     "KVCacheGroupSpec": {"fields": ("layer_names", "kv_cache_spec")},
     "KVCacheConfig": {"fields": ("num_blocks", "kv_cache_groups")},
     "KVTransferConfig": {
@@ -112,12 +112,15 @@ _OF_GENERATION: Final[Mapping[str, Facts]] = {
         "KVConnectorOutput": {"fields": ("invalid_block_ids",)},
     },
 }
+_CALLED_HERE: Final = frozenset({"KVCacheBlocks"})
+"""The plugin calls these, so that further parameters with defaults do no harm. All others vLLM calls."""
 LEFT_ALONE: Final = frozenset(
     {
-        # Called by some version of vLLM; the base class's own answer is right for the plugin.
+        # Called by some version of vLLM. The plugin has nothing to say there, or says it where it can.
         "bind_gpu_block_pool",
         "bind_kv_cache_manager",
         "finish_forward",
+        "get_aligned_num_cpu_blocks",
         "get_external_cache_hit_sources",
         "get_handshake_metadata",
         "get_kv_connector_kv_cache_events",
@@ -141,7 +144,7 @@ LEFT_ALONE: Final = frozenset(
         "unregister_kv_caches",
     }
 )
-"""Hooks that are known and not overridden, so that a new one stands out."""
+"""Hooks that are known and not relied on, so that a new one stands out."""
 
 
 def generation_of(facts: Facts) -> HookGeneration:
@@ -164,7 +167,10 @@ def misfits(facts: Facts, version: str, *, only: Collection[str] | None = None) 
                 found.append(f"vLLM {version} has no class {owner}")
                 continue
             for hook, parameters in hooks.items():
-                found += _misfit(f"vLLM {version}: {owner}", hook, parameters, there.get(hook))
+                takes = there.get(hook)
+                if takes is not None and owner in _CALLED_HERE:
+                    takes = takes[: len(parameters)]
+                found += _misfit(f"vLLM {version}: {owner}", hook, parameters, takes)
     return found
 
 
