@@ -19,13 +19,13 @@ from connector.layout import KvRegion
 from connector.legs import Report, Send, StartRead, StopRead
 from connector.links import SideLinks
 from connector.loads import Loads
-from connector.producer import Producer
+from connector.producer import EXPIRED, Producer
 from connector.push_exchange import LayerSaved, PushExchange, StepSaved
 from connector.quick_reads import NAP_S, QuickReads
 from connector.reader import Reader, ReadEvent
 from connector.results import Results
 from connector.settings import ConnectorSettings
-from connector.side_channel import Hello, PullRequest, PushRequest, Request, SideMessage
+from connector.side_channel import Hello, PullRequest, PushRequest, Renew, Request, SideMessage
 from connector.step import StepMeta
 from connector.transfers import IllegalTransition, Outcome
 from connector.transport import Transport
@@ -170,6 +170,8 @@ class IoThread:
             self._apply(self._commands.popleft(), now)
         for message, reply in asked:
             if isinstance(message, PullRequest):
+                if isinstance(message, Renew):
+                    self._results.count("renewals")
                 self._producer.on_message(message, reply, now)
             elif isinstance(message, PushRequest):
                 self._exchange.on_request(message, reply, now)
@@ -187,11 +189,15 @@ class IoThread:
             self._tick_at = now + _TICK_S
             self._producer.tick(now)
         self._loads.tick(now)
+        if (num_ignored := self._loads.take_ignored()) > 0:
+            self._results.count("answers_ignored", num_ignored)
         self._act(now)
         self._exchange.tick(self._links, now)
         self._links.close_idle(now)
         for pin in self._producer.take_freed():
             self._results.sent(pin.engine_request_id)
+            if pin.cause in EXPIRED:
+                self._results.count("prefills_expired")
             if self._tell_sent_at is None:
                 self._tell_sent_at = now + (0.0 if self.is_hurried else self._settings.kv_release_delay_s)
         if self._tell_sent_at is not None and self._tell_sent_at <= now:
@@ -223,6 +229,7 @@ class IoThread:
             elif event.kind == "broken":
                 self._loads.broken(event.leg_id, event.cause, now, is_peer_lost=event.is_peer_lost)
             elif event.kind == "fenced":
+                self._results.count("fences")
                 self._loads.fenced(event.leg_id, now)
             else:
                 self._results.fail(f"no fence after a failed read: {event.cause}")

@@ -184,6 +184,11 @@ class Loads:
         times += [min(running.deadline, running.renew_at) for running in self._running.values()]
         return min((at for at in times if at is not None), default=None)
 
+    def take_ignored(self) -> int:
+        """Answers that nobody waited for, since the last call."""
+        num_ignored, self.num_ignored = self.num_ignored, 0
+        return num_ignored
+
     def take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions

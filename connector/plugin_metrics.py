@@ -7,6 +7,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from connector.failure_kinds import FAILED, KINDS
 from connector.plugin_news import joined_news
 
 _HISTOGRAMS: Final = {
@@ -28,12 +29,11 @@ _COUNTERS: Final = {
     "tokens_sent": ("vllm:pdq_kv_tokens_sent", "P: prompt tokens whose KV was handed over"),
     "prefills_expired": ("vllm:pdq_kv_expired_prefills", "P: prefills whose KV was freed since no reader showed life"),
     "renewals": ("vllm:pdq_kv_renewals", "P: signs of life of readers"),
-    "retries": ("vllm:pdq_kv_retried_writes", "P: pushes written once more after a failed call"),
+    "retries": ("vllm:pdq_kv_failed_writes", "P: calls that failed; most pushes are written once more then"),
+    "fences": ("vllm:pdq_kv_fences", "Transports replaced after a failed call, to shut out what it may still move"),
     "reports_dropped": ("vllm:pdq_kv_dropped_reports", "Ends of transfers that nobody waited for"),
     "answers_ignored": ("vllm:pdq_kv_ignored_answers", "Late or repeated answers of peers"),
 }
-FAILED: Final = "failed:"
-"""Counters of failed transfers: this and the kind of failure."""
 
 
 class PdqStats(KVConnectorStats):  # type: ignore[misc]
@@ -100,6 +100,8 @@ class PdqPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for values in per_engine_labelvalues.values():  # so that each exists before it first counts
             for metric in (*self._histograms.values(), *self._counters.values()):
                 metric.labels(*values)
+            for kind in KINDS:
+                self._failures.labels(*values, kind)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         values = self._labels[engine_idx]

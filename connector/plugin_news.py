@@ -6,7 +6,7 @@ Step down: `PluginStep`. Up: `WorkerNews` of each rank, merged by vLLM; out of t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from connector.step import StepMeta
@@ -34,23 +34,26 @@ class WorkerNews:
     failed: dict[str, str] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     """Ids that will be reported in the next step -> by how many ranks. Only where reports are announced before."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """As in TransferResults."""
     fatal: str | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.stats or self.failed or self.ended or self.fatal)
+        return not (self.stats or self.failed or self.ended or self.counts or self.fatal)
 
     def joined(self, other: WorkerNews) -> WorkerNews:
-        ended = dict(self.ended)
-        for engine_request_id, num_ranks in other.ended.items():
-            ended[engine_request_id] = ended.get(engine_request_id, 0) + num_ranks
-        return replace(
-            self,
+        return WorkerNews(
             stats=joined_stats(self.stats, other.stats),
             failed=other.failed | self.failed,
-            ended=ended,
+            ended=_added(self.ended, other.ended),
+            counts=_added(self.counts, other.counts),
             fatal=self.fatal or other.fatal,
         )
+
+
+def _added(some: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    return some | {name: some.get(name, 0) + number for name, number in others.items()}
 
 
 def joined_stats(some: dict[str, TransferStats], others: dict[str, TransferStats]) -> dict[str, TransferStats]:
@@ -70,20 +73,40 @@ def joined_stats(some: dict[str, TransferStats], others: dict[str, TransferStats
 
 @dataclass(slots=True)
 class OutsideNews:
-    """For whoever submitted the requests, under the ids given there. Taken once."""
+    """For whoever submitted the requests, under the ids given there, and for the metrics. Taken once."""
 
     released: list[str] = field(default_factory=list)
     """Blocks are free. Each exactly once."""
     failed: dict[str, str] = field(default_factory=dict)
     transfers: dict[str, TransferStats] = field(default_factory=dict)
     fatal: str | None = None
+    counts: dict[str, float] = field(default_factory=dict)
+    observed: dict[str, list[float]] = field(default_factory=dict)
+    """D: of each transfer its `seconds`, `bytes` and `descriptors`."""
 
     def __bool__(self) -> bool:
+        """Somebody waits for it. Numbers come along when there is an occasion."""
         return bool(self.released or self.failed or self.transfers or self.fatal)
+
+    def count(self, name: str, number: float = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def observe(self, stats: TransferStats) -> None:
+        for name, value in (
+            ("seconds", stats.seconds),
+            ("bytes", stats.num_bytes),
+            ("descriptors", stats.num_descriptors),
+        ):
+            self.observed.setdefault(name, []).append(value)
+        if stats.hidden_seconds:
+            self.count("hidden_seconds", stats.hidden_seconds)
 
     def take(self) -> dict[str, Any]:
         """Only what there is, in values that msgpack knows."""
         news: dict[str, Any] = {}
+        for name, numbers in (("counts", self.counts), ("observed", self.observed)):
+            if numbers:
+                news[name] = numbers
         if self.released:
             news["released"] = self.released
         if self.failed:
@@ -101,6 +124,7 @@ class OutsideNews:
         if self.fatal:
             news["fatal"] = self.fatal
         self.released, self.failed, self.transfers, self.fatal = [], {}, {}, None
+        self.counts, self.observed = {}, {}
         return news
 
 

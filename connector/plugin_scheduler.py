@@ -7,14 +7,15 @@ fails (D) or a prefill without a ticket (P), and reported ids that nobody waits 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import structlog
 
+from connector.failure_kinds import FAILED, kind_of
 from connector.params import ParamsError, is_push, is_release, outside_id, wants_load
+from connector.pinned_prefills import HAS_KV
 from connector.plugin_hooks import HookGeneration
 from connector.plugin_news import OutsideNews, PluginStep, WorkerNews, joined_stats
 from connector.plugin_settings import PluginSettings
@@ -44,6 +45,8 @@ class _Request:
     refused: Literal["", "waiting", "failing", "over"] = ""
     num_local: int = 0
     """Tokens found in the local prefix cache when last asked."""
+    num_external: int = 0
+    """Tokens that are to come, or came, from P."""
     is_ended: bool = False
     """Its blocks stay allocated until it is reported."""
 
@@ -80,8 +83,8 @@ class PluginScheduler:
         """Outside id -> vLLM's id, which has a suffix that vLLM chose."""
         self._refused: list[tuple[str, str]] = []
         self._external: list[tuple[str, tuple[int, ...]]] = []
-        self._kept: deque[float] = deque(maxlen=1)
-        self._num_kept = 0
+        self._num_kept, self._kept_at = 0, 0.0
+        """Finished prefills that hold blocks, and when the last one ended."""
         self._stats: dict[str, TransferStats] = {}
         self._failed: dict[str, str] = {}
         self._announced: dict[str, int] = {}
@@ -108,8 +111,8 @@ class PluginScheduler:
             followed.refusal = f"kv params: {error}"
             if wants_load(params):
                 followed.refused = "waiting"
-            elif followed.outside_id is not None:
-                self._news.failed[followed.outside_id] = followed.refusal
+            else:
+                self._fail(followed, followed.refusal)
         if self._half.is_pushing(engine_request_id):
             self._tables.follow(engine_request_id)
 
@@ -129,6 +132,7 @@ class PluginScheduler:
         if followed is None:
             return
         block_ids = blocks.get_block_ids()[self._settings.group]
+        followed.num_external = followed.num_external or num_external_tokens
         if followed.refused == "waiting":
             followed.refused = "failing" if num_external_tokens else "over"
             if num_external_tokens:
@@ -155,12 +159,13 @@ class PluginScheduler:
             return False, None
         self._tables.forget(engine_request_id)
         is_loading = followed.refused == "failing" or self._half.is_loading(engine_request_id)
-        is_kept, params = self._half.request_finished(
-            engine_request_id, block_ids[self._settings.group], _FINISH.get(request.status.name, "aborted")
-        )
+        finish = _FINISH.get(request.status.name, "aborted")
+        is_kept, params = self._half.request_finished(engine_request_id, block_ids[self._settings.group], finish)
         if is_kept:
             self._num_kept += 1
-            self._kept.append(self._clock())
+            self._kept_at = self._clock()
+            if finish in HAS_KV:
+                self._news.count("tokens_sent", request.num_prompt_tokens)
         if is_kept or is_loading:
             followed.is_ended = True
         else:
@@ -178,7 +183,11 @@ class PluginScheduler:
         results = TransferResults(
             finished_sending=frozenset(output.finished_sending or ()), finished_recving=received - refused
         )
+        num_reports = len(results.finished_sending) + len(results.finished_recving)
         results = self._half.update_connector_output(results)
+        num_kept = len(results.finished_sending) + len(results.finished_recving)
+        if num_kept < num_reports:
+            self._news.count("reports_dropped", num_reports - num_kept)
         self._num_kept -= len(results.finished_sending)
         output.finished_sending = set(results.finished_sending)
         output.finished_recving = set(results.finished_recving | refused)
@@ -192,7 +201,7 @@ class PluginScheduler:
         return bool(self._news) or self._half.has_pending_meta()
 
     def has_pending_block_frees(self) -> bool:
-        return self._num_kept > 0 and self._clock() - self._kept[-1] < _FREED_SOON_S
+        return self._num_kept > 0 and self._clock() - self._kept_at < _FREED_SOON_S
 
     def take_news(self) -> dict[str, Any]:
         """See `OutsideNews.take`."""
@@ -206,6 +215,8 @@ class PluginScheduler:
         self._stats = joined_stats(self._stats, news.stats)
         self._failed = news.failed | self._failed
         self._news.fatal = news.fatal or self._news.fatal
+        for name, number in news.counts.items():
+            self._news.count(name, number)
         for engine_request_id, num_ranks in news.ended.items():
             total = self._announced.get(engine_request_id, 0) + num_ranks
             self._announced[engine_request_id] = total
@@ -222,13 +233,20 @@ class PluginScheduler:
         followed = self._requests.get(engine_request_id)
         if followed is None:
             return
-        if followed.outside_id is not None:
-            if reason is not None:
-                self._news.failed[followed.outside_id] = reason
-            elif stats is not None:
+        if reason is not None:
+            self._fail(followed, reason)
+        elif stats is not None:
+            self._news.observe(stats)
+            self._news.count("tokens_used", followed.num_external)
+            if followed.outside_id is not None:
                 self._news.transfers[followed.outside_id] = stats
         if followed.is_ended:
             self._free(engine_request_id)
+
+    def _fail(self, followed: _Request, reason: str) -> None:
+        self._news.count(f"{FAILED}{kind_of(reason)}")
+        if followed.outside_id is not None:
+            self._news.failed[followed.outside_id] = reason
 
     def _free(self, engine_request_id: str) -> None:
         """The only place where a request is forgotten, so that its release is told once."""

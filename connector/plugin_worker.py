@@ -124,7 +124,9 @@ class PluginWorker:
         for engine_request_id in received:
             self._external.pop(engine_request_id, None)
         fatal, self._is_fatal_told = None if self._is_fatal_told else results.fatal, results.fatal is not None
-        self._news = self._news.joined(WorkerNews(stats=results.stats, failed=failed, fatal=fatal))
+        self._news = self._news.joined(
+            WorkerNews(stats=results.stats, failed=failed, counts=results.counts, fatal=fatal)
+        )
         if self._generation.has_stats_after_frees:
             return reports
         reports, self._held = self._held, reports

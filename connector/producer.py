@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
 
@@ -35,6 +36,9 @@ from pdq.wire.fingerprints import differing
 log = structlog.get_logger(__name__)
 
 ReplyTo = Callable[[Answer], object]
+
+EXPIRED: Final = ("lease expired", "no reader came")
+"""Causes of freed pins whose reader showed no life (any more)."""
 
 
 class Producer:
@@ -118,7 +122,7 @@ class Producer:
         for pin in freed:
             self._readers.pop(pin.key, None)
             log.debug("kv_pin_freed", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)
-            if pin.cause in ("lease expired", "no reader came"):
+            if pin.cause in EXPIRED:
                 log.warning("kv_pin_expired", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)
         return freed
 

@@ -12,7 +12,7 @@ from connector.layout import KvRegion
 from connector.legs import Send
 from connector.links import SideLinks
 from connector.push_legs import FenceTransport, PushReport, ReplyTo, StartWrite, StopWrites
-from connector.pushes import Pushes
+from connector.pushes import NO_READER, Pushes
 from connector.receptions import Receptions
 from connector.results import Results
 from connector.settings import ConnectorSettings
@@ -140,6 +140,8 @@ class PushExchange:
             elif isinstance(action, PushReport):
                 self._results.sent(action.engine_request_id)
                 self._results.announce_sent()
+                if action.reason.startswith(NO_READER):
+                    self._results.count("prefills_expired")
                 _log_end("push", action.outcome, action.key, action.peer, action.stats, action.reason)
             else:
                 receive, source = action.receive, action.receive.source
@@ -170,9 +172,11 @@ class PushExchange:
         elif event.kind == "dropped":
             self._pushes.dropped(event.job_id, event.push_id, now)
         elif event.kind == "broken":
+            self._results.count("retries")
             self._receptions.fenced(now)  # our own failed call: whoever writes here was shut out too
             self._pushes.broken(event.job_id, event.push_id, event.cause, event.is_stalled, now)
         elif event.kind == "fenced":
+            self._results.count("fences")
             self._receptions.fenced(now)
         else:
             self._results.fail(f"no fence after a failed write: {event.cause}")

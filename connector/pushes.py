@@ -34,6 +34,7 @@ from connector.step import Push, Save, StopPush
 from connector.transfers import Outcome, TransferKey
 
 _MAX_RETRIES = 3
+NO_READER = "no reader came"
 
 
 class Pushes:
@@ -267,7 +268,7 @@ class Pushes:
             return ""
         if push.ready is None:
             over = now - push.complete_at > settings.kv_hold_s
-            return f"no reader came within {settings.kv_hold_s:g} s" if over else ""
+            return f"{NO_READER} within {settings.kv_hold_s:g} s" if over else ""
         over = now - max(push.complete_at, push.ready_at) > settings.kv_wait_s
         return f"not written within {settings.kv_wait_s:g} s after the prefill" if over else ""
 

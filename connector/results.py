@@ -17,6 +17,7 @@ class Results:
         self._received: set[str] = set()
         self._failed: dict[str, str] = {}
         self._stats: dict[str, TransferStats] = {}
+        self._counts: dict[str, int] = {}
         self._fatal: str | None = None
         self._news = False
 
@@ -44,6 +45,11 @@ class Results:
                 self._failed[engine_request_id] = reason
             self._news = True
 
+    def count(self, name: str, number: int = 1) -> None:
+        """No news by itself."""
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + number
+
     def fail(self, reason: str) -> None:
         """Some blocks can't be given back safely any more."""
         with self._lock:
@@ -63,7 +69,8 @@ class Results:
                 finished_recving=frozenset(self._received),
                 failed_recving=self._failed,
                 stats=self._stats,
+                counts=self._counts,
                 fatal=self._fatal,
             )
-            self._sent, self._received, self._failed, self._stats = set(), set(), {}, {}
+            self._sent, self._received, self._failed, self._stats, self._counts = set(), set(), {}, {}, {}
             return results

@@ -137,6 +137,8 @@ class TransferResults:
     """D: those of `finished_recving` whose blocks are not valid, with the reason."""
     stats: dict[str, TransferStats] = field(default_factory=dict)
     """D: of those loaded."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of what happened since the last report: renewals, prefills_expired, retries, fences, answers_ignored."""
     fatal: str | None = None
     """Not None: the half can't give blocks back safely any more; the worker must drain and restart."""
 
