@@ -155,6 +155,16 @@ def ticket_from_params(params: Mapping[str, object]) -> KvTicket:
     return ticket
 
 
+def with_identity(params: Mapping[str, object], transfer_id: str) -> Mapping[str, object]:
+    """For a proxy that knows vLLM's own keys only: a prefill to be read later is named after its request.
+
+    What P answers names the transfer, so that D needs nothing else. In push both sides must be given the same name.
+    """
+    if not params.get("do_remote_decode") or is_push(params) or "pdq_transfer_id" in params:
+        return params
+    return {**params, "pdq_transfer_id": transfer_id, "pdq_gen": 1, "pdq_attempt": 1}
+
+
 def outside_id(params: Mapping[str, object] | None) -> str | None:
     """The engine_request_id of who submitted the request, if it has one."""
     found = (params or {}).get("pdq_engine_request_id")

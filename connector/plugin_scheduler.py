@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from connector.failure_kinds import FAILED, kind_of
-from connector.params import ParamsError, is_push, is_release, outside_id, wants_load
+from connector.params import ParamsError, is_push, is_release, outside_id, wants_load, with_identity
 from connector.pinned_prefills import HAS_KV
 from connector.plugin_hooks import HookGeneration
 from connector.plugin_news import OutsideNews, PluginStep, WorkerNews, joined_stats
@@ -105,6 +105,7 @@ class PluginScheduler:
         try:
             if is_push(params) and not self._can_push:
                 raise ParamsError("pdq_push: this engine's connector pulls only: PdqMooncakeLayerwiseConnector pushes")
+            params = with_identity(params, engine_request_id)
             self._half.on_new_request(engine_request_id, params, request.num_tokens)
         except ParamsError as error:
             log.warning("kv_params_refused", engine_request_id=engine_request_id, cause=str(error))

@@ -108,30 +108,32 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @both_policies
-@pytest.mark.parametrize(("change", "reason"), BAD)
-def test_bad_kv_params_fail_the_request_and_not_the_engine(
-    plugin: ModuleType, recompute: bool, change: dict[str, Any], reason: str
-) -> None:
-    with engines(plugin, recompute=recompute) as pair:
-        pair.prefill("a", PROMPT)
-        pair.run(lambda: pair.end("p-a") is not None)
-        pair.decode("a", PROMPT, params=pair.ticket("a") | change)
-        pair.run(lambda: pair.end("d-a") is not None)
-        pair.release("a")
+def test_bad_kv_params_fail_the_request_and_not_the_engine(plugin: ModuleType, recompute: bool) -> None:
+    with engines(plugin, recompute=recompute, num_blocks=60) as pair:
+        names = [f"r{index}" for index in range(len(BAD))]
+        for name in names:
+            pair.prefill(name, PROMPT)
+        pair.run(lambda: all(pair.end(f"p-{name}") for name in names))
+        for name, (change, _) in zip(names, BAD, strict=True):
+            pair.decode(name, PROMPT, params=pair.ticket(name) | change)
+        pair.run(lambda: all(pair.end(f"d-{name}") for name in names))
+        for name in names:
+            pair.release(name)
         pair.run_until_idle()
 
-        assert reason in pair.d.news["failed"]["d-a"]
-        check_end(pair, recompute)
+        for name, (_, reason) in zip(names, BAD, strict=True):
+            assert reason in pair.d.news["failed"][f"d-{name}"]
+            check_end(pair, recompute, name)
 
 
 def test_bad_kv_params_of_a_prefill_give_no_ticket(plugin: ModuleType) -> None:
     with engines(plugin) as pair:
-        pair.prefill("a", PROMPT, params={"do_remote_decode": True, "pdq_gen": 1, "pdq_attempt": 1})
+        pair.prefill("a", PROMPT, params={"do_remote_decode": True, "pdq_transfer_id": "a", "pdq_gen": -1})
         pair.prefill("b", PROMPT, params={"do_remote_prefill": True, "pdq_transfer_id": "b"})
         pair.run_until_idle()
 
         assert pair.end("p-a") is not None
-        assert "pdq_transfer_id" in pair.p.news["failed"]["p-a"]
+        assert "pdq_gen" in pair.p.news["failed"]["p-a"]
         assert pair.end("p-b") == ("FINISHED_ERROR", [])
         pair.check_all_is_free()
 
