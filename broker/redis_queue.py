@@ -66,8 +66,8 @@ class RedisPrefillQueue:
     async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
         leases: list[JobLease] = []
         dead: list[DeadJob] = []
-        is_cut_short, num_left = max_jobs > 0, 0
-        while is_cut_short and not leases:
+        is_more_to_see, is_cut_short, num_left = max_jobs > 0, 0, 0
+        while is_more_to_see and not leases:
             try:
                 reply = await self._take_once(owner, max_tokens, max_jobs)
             except QueueUnavailable:
@@ -77,7 +77,8 @@ class RedisPrefillQueue:
             is_cut_short, num_left, stream_id, wake_id, taken, ended = reply
             dead += [_dead(raw) for raw in ended]
             newest = {self.keys.stream: text(stream_id), self.keys.wake: text(wake_id)}
-            self._wake.saw(newest, is_more_waiting=bool(is_cut_short or (taken and num_left)))
+            is_more_to_see = bool(is_cut_short or (taken and num_left))  # also behind one that can't be read
+            self._wake.saw(newest, is_more_waiting=is_more_to_see)
             for raw in taken:
                 lease = _lease(owner, raw)
                 if isinstance(lease, JobLease):

@@ -98,6 +98,8 @@ class Taker:
                 continue
             try:
                 taken = await self._take(max_tokens, max_jobs)
+                if taken.dead:
+                    continue  # some ended on the way: another take sees what is behind them
                 if taken.is_more_waiting and not taken.leases:
                     await self._room.wait()
                 elif not taken.is_more_waiting:

@@ -84,16 +84,18 @@ PAYLOADS = {
 }
 
 
+@pytest.mark.parametrize("max_jobs", [1, 4])
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 async def test_a_payload_that_is_no_job_becomes_a_dead_letter_and_hides_none(
-    redis_store: RedisStore, payload: bytes
+    redis_store: RedisStore, payload: bytes, max_jobs: int
 ) -> None:
+    """Not even for a worker that takes one job at a time: it would sleep before a queue that is not empty."""
     queue = redis_store.queue
     await queue.enqueue(job("r"))
     await queue.enqueue(job("fine", tokens=50))
     await redis_store.calls.call("SET", queue.keys.job("r", 1), payload)
 
-    taken = await queue.take("p1", max_tokens=ANY, max_jobs=4)
+    taken = await queue.take("p1", max_tokens=ANY, max_jobs=max_jobs)
 
     assert [lease.job.request_id for lease in taken.leases] == ["fine"]
     assert [(dead.request_id, dead.reason, dead.gateway_id) for dead in taken.dead] == [

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.base import DeadJob, JobLease
+from broker.base import DeadJob, JobLease, Taken
 from broker.delivery import QueueSettings
 from broker.memory import MemoryQueue
 from engine.ledger import KvLedger
+from pdq.wire.types import Pair
 from prefill_worker.held import HeldJobs
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
@@ -45,5 +46,53 @@ async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_a
 
     lease = await asyncio.wait_for(taken.get(), 5)
     assert lease.job.request_id == "r1"
+    taker.stop()
+    await asyncio.wait_for(running, 5)
+
+
+class CutShortQueue(MemoryQueue):
+    """Its first take ends with nothing but a dead job, and says that more is waiting."""
+
+    is_first = True
+
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+        if not self.is_first:
+            return await super().take(owner, max_tokens=max_tokens, max_jobs=max_jobs)
+        self.is_first = False
+        dead = DeadJob(
+            request_id="late",
+            pair=Pair(gen=1, attempt=0),
+            gateway="tcp://127.0.0.1:1",
+            gateway_id="gateway-a",
+            reason="deadline",
+            detail="",
+        )
+        return Taken(leases=(), dead=(dead,), is_more_waiting=True)
+
+
+async def test_an_idle_worker_takes_what_waits_behind_jobs_that_have_ended() -> None:
+    queue, ended = CutShortQueue(QueueSettings()), []
+    taken: asyncio.Queue[JobLease] = asyncio.Queue()
+
+    async def on_dead(dead: DeadJob) -> None:
+        ended.append(dead.request_id)
+
+    taker = Taker(
+        worker_id="p1",
+        queue=queue,
+        held_jobs=HeldJobs(),
+        ledger=KvLedger(total_blocks=10, block_size=16),
+        settings=PrefillWorkerSettings(),
+        is_stalled=lambda: False,
+        prefill_time=lambda: None,
+        on_lease=taken.put_nowait,
+        on_dead=on_dead,
+    )
+    await queue.enqueue(job("fine"))
+    running = asyncio.create_task(taker.run())
+
+    lease = await asyncio.wait_for(taken.get(), 5)
+
+    assert (lease.job.request_id, ended) == ("fine", ["late"])
     taker.stop()
     await asyncio.wait_for(running, 5)
