@@ -16,8 +16,13 @@ F5   test_f05_decode_killed.py
      pipeline/test_worker_deaths.py::test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once
 F6   test_f06_same_address.py
 F11  test_f11_f33_early_ends.py
+F13  test_f13_f14_f40_clients.py
+F14  test_f13_f14_f40_clients.py
 F29  test_f29_half_open.py
      wire/test_half_open.py
 F31  test_f01_prefill_killed.py
+F32  test_f32_f34_by_hand.py
 F33  test_f11_f33_early_ends.py
+F34  test_f32_f34_by_hand.py
+F40  test_f13_f14_f40_clients.py
 """

@@ -120,13 +120,13 @@ async def hired(
 
 
 @contextlib.asynccontextmanager
-async def judged(crew: Crew) -> AsyncIterator[None]:
+async def judged(crew: Crew) -> AsyncIterator[invariants.Books]:
     """Around one test: nothing is known of the requests before, and the books are right at the end."""
     if keys := [key async for key in crew.pipeline.redis.scan_iter(crew.pipeline.key("req:*"))]:
         await crew.pipeline.redis.delete(*keys)
     books = await invariants.open_books(crew.pipeline)
     try:
-        yield
+        yield books
     finally:
         crew.prefill.let()
     await books.closed()
