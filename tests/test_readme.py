@@ -65,6 +65,22 @@ def test_operators_commands_take_the_words_they_are_shown_with_and_say_who_is_mi
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("role", ["gateway", "prefill_worker", "decode_worker"])
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", README, re.S))
+def test_settings_files_can_be_loaded_by_every_role(text: str, role: str, tmp_path: Path) -> None:
+    path = tmp_path / "pdq.toml"
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", role, "--config", str(path), "--print-config"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_links_lead_to_files() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
 
