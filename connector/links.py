@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 _MAX_LINKS: Final = 256
 _SILENT_ANSWERS: Final = 3
 """Fewer than the tries that a message has, so that the last ones go over another connection."""
-_IDLE_S: Final = 300.0
+_IDLE_S: Final = 60.0
 """A link unused for so long is closed: its peer may be gone for good, and ZeroMQ would try for ever."""
 
 

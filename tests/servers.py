@@ -5,6 +5,7 @@ A missing server skips the test on a developer's machine and fails it in CI.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -77,6 +78,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def redis_binary() -> str:

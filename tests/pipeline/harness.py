@@ -23,7 +23,7 @@ from pdq.cli.children import Child
 from pdq.cli.deployment import Deployment, DeploymentSettings
 from pdq.runtime.model import ModelSettings
 from tests.pipeline import process_logs
-from tests.servers import RedisServer, free_port, redis_binary
+from tests.servers import RedisServer, free_ports, redis_binary
 
 START_LIMIT_S = 90.0
 _DEFAULTS = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "0"}
@@ -118,6 +118,7 @@ async def running(
     folder: Path,
     server: RedisServer | None,
     *,
+    gateways: int = 1,
     prefill: int = 1,
     decode: int = 1,
     engine: str = "sim",
@@ -126,7 +127,9 @@ async def running(
     environ: Mapping[str, str] | None = None,
     log_level: str = "info",
     timeout_s: float = 60.0,
+    restart_max_s: float = 30.0,
     allowed_faults: tuple[str, ...] = (),
+    noise_lines: int = process_logs.NOISE_LINES,
 ) -> AsyncIterator[Pipeline]:
     """`server` None: the embedded one. `environ`: settings as PDQ_... variables, scoped ones for one role.
 
@@ -136,14 +139,16 @@ async def running(
     logged an error, a traceback or spam, but for events and texts in `allowed_faults`.
     """
     settings = DeploymentSettings(
+        gateways=gateways,
         prefill=prefill,
         decode=decode,
         engine=engine,
         model=dataclasses.replace(model or ModelSettings(), mode=mode),
         redis=server.url if server else None,
-        http_port=free_port(),
+        http_port=free_ports(gateways),
         run_dir=folder / "run",
         log_level=log_level,
+        restart_max_s=restart_max_s,
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PDQ_")}
     full_environ = {**inherited, "PYTHONUNBUFFERED": "1", **_DEFAULTS, **(environ or {})}
@@ -169,7 +174,7 @@ async def running(
         finally:
             await client.aclose()
             await store.aclose()
-    found = process_logs.faults(deployment.folder.log_dir, allowed=allowed_faults)
+    found = process_logs.faults(deployment.folder.log_dir, allowed=allowed_faults, noise_lines=noise_lines)
     assert not found, "\n".join(found[:10])
 
 

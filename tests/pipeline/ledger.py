@@ -36,6 +36,14 @@ class Line:
     broken: str = ""
     """What the HTTP client complained of."""
     seconds: float = 0.0
+    asked_at: float = 0.0
+    """Event loop's time; so is `seen_at`."""
+    seen_at: list[float] = field(default_factory=list)
+    """When the client saw new text (streams), and the end."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.seconds > 0
 
     @property
     def is_right(self) -> bool:
@@ -66,14 +74,17 @@ class Ledger:
         stream: bool = False,
         leave_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        expected: str | None = None,
         **more: object,
     ) -> Line:
-        """One greedy completion, entered whatever becomes of it. `leave_after_s`: then the client hangs up."""
-        line = Line(prompt=prompt, expected=prompt[:max_tokens], is_stream=stream)
+        """One greedy completion, entered whatever becomes of it. `leave_after_s`: then the client hangs up.
+
+        `expected`: where it isn't just the prompt's start.
+        """
+        right = prompt[:max_tokens] if expected is None else expected
+        line = Line(prompt=prompt, expected=right, is_stream=stream, asked_at=asyncio.get_running_loop().time())
         self.lines.append(line)
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
         try:
             async with asyncio.timeout(leave_after_s if leave_after_s is not None else ANSWER_LIMIT_S):
                 await self._exchange(line, {**body, **more}, headers or {})
@@ -82,7 +93,7 @@ class Ledger:
             line.broken = "" if line.is_left else f"no answer within {ANSWER_LIMIT_S} s"
         except httpx.HTTPError as error:
             line.broken = repr(error)
-        line.seconds = loop.time() - started_at
+        line.seconds = asyncio.get_running_loop().time() - line.asked_at
         return line
 
     async def _exchange(self, line: Line, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
@@ -92,6 +103,7 @@ class Ledger:
             if not response.headers["content-type"].startswith("text/event-stream"):
                 document = json.loads(await response.aread())
                 line.is_whole = True
+                line.seen_at.append(asyncio.get_running_loop().time())
                 line.error = document.get("error")
                 if line.error is None:
                     line.text = document["choices"][0]["text"]
@@ -106,6 +118,7 @@ class Ledger:
                 if text == "data: [DONE]":
                     line.is_whole = True
                     continue
+                line.seen_at.append(asyncio.get_running_loop().time())
                 event = json.loads(text.removeprefix("data: "))
                 line.error = event.get("error", line.error)
                 for choice in event.get("choices", ()):

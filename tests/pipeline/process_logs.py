@@ -26,14 +26,14 @@ def events(log_dir: Path, event: str, name: str = "*") -> list[dict[str, Any]]:
     return [record for _, record in records(log_dir, name) if record.get("event") == event]
 
 
-def faults(log_dir: Path, *, allowed: tuple[str, ...] = ()) -> list[str]:
+def faults(log_dir: Path, *, allowed: tuple[str, ...] = (), noise_lines: int = NOISE_LINES) -> list[str]:
     """Lines at level error, tracebacks, and whatever is no JSON. `allowed`: events or texts that a test provokes."""
     found = []
     for path in sorted(log_dir.glob("*.log")):
         if path.stem == "redis":
             continue
         lines = path.read_text(errors="replace").splitlines()
-        if len(lines) > NOISE_LINES:
+        if len(lines) > noise_lines:
             found.append(f"{path.stem}: {len(lines)} lines, e.g. {lines[len(lines) // 2][:200]}")
         for line in lines:
             if not line or _MOONCAKE.match(line):

@@ -19,6 +19,7 @@ import pytest
 from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually, running
 from tests.pipeline.ledger import Ledger, text_of
+from tests.pipeline.leftovers import consumers, consumers_of_the_dead, lasting_keys
 from tests.servers import RedisServer
 
 PDQ = [sys.executable, "-c", "import sys; from pdq.cli.main import main; sys.exit(main())"]
@@ -64,16 +65,6 @@ async def constant_load(ledger: Ledger, *, clients: int = NUM_CLIENTS) -> AsyncI
             is_over = True
 
 
-async def consumers(pipeline: Pipeline) -> set[str]:
-    """Names in the queue's group, the reaper's apart."""
-    found = await pipeline.redis.xinfo_consumers(pipeline.key("prefill"), "prefill")
-    return {consumer["name"].decode() for consumer in found} - {"-"}
-
-
-FIXED_KEYS = frozenset({"prefill", "ready", "tenants", "wake", "dead", "clock", "config", "workers"})
-"""One of each per model, however many workers there were."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
     """What a deployment has beside its data: to be the same before and after workers came and went."""
@@ -81,13 +72,6 @@ class Traces:
     num_processes: int
     files: frozenset[str]
     num_gateway_sockets: int
-
-
-async def lasting_keys(pipeline: Pipeline) -> set[str]:
-    """That no TTL will end, but for the fixed ones."""
-    names = [raw.decode() async for raw in pipeline.redis.scan_iter()]
-    fixed = {pipeline.key(name) for name in FIXED_KEYS} | {"pdq:models"}
-    return {name for name in names if name not in fixed and await pipeline.redis.pttl(name) == -1}
 
 
 def files_of(folder: Path) -> frozenset[str]:
@@ -197,8 +181,7 @@ async def test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothin
         await pipeline.quiet()
 
         async def names_of_the_dead() -> str:
-            names = await consumers(pipeline) - set(await pipeline.workers())
-            return ", ".join(names)
+            return ", ".join(await consumers_of_the_dead(pipeline))
 
         await eventually(names_of_the_dead, limit_s=15, what="consumers of living workers only")
         assert most_consumers <= 2 * 4
