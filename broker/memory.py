@@ -177,6 +177,7 @@ class MemoryQueue:
         others = [entry for entry in self._entries.values() if entry.owner == owner and entry.entry_id not in kept]
         for entry in others:
             self._put_back(entry, None)
+            self._requests[entry.key].reason = "reply lost"
         return len(others)
 
     async def leave(self, owner: str) -> bool:

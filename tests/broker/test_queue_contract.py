@@ -241,6 +241,7 @@ async def test_held_jobs_that_the_worker_does_not_know_can_be_given_back(store: 
     assert set(held) == {known.entry_id, unknown.entry_id}
     assert num_back == 1
     assert await store.queue.renew((known, unknown, other)) == (True, False, True)
+    assert (await store.queue.fates((("unknown", 1),)))[0].detail == "reply lost"
     assert (await take_one(store.queue, "p3")).failures == 0
 
 
