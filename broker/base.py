@@ -108,6 +108,15 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """Expired leases that were taken back."""
+
+    num_put_back: int
+    dead: tuple[DeadJob, ...]
+    """The reaper sends Failed to their gateways."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
     queued: int
     running: int
@@ -142,7 +151,7 @@ class PrefillQueue(Protocol):
     async def give_back(self, lease: JobLease, *, failure: str | None) -> DeadJob | None:
         """Back to its old place. With a failure it counts; too many make it a dead letter, which is returned."""
 
-    async def reap(self) -> tuple[DeadJob, ...]:
+    async def reap(self) -> Reaped:
         """Puts jobs with expired leases back to their place; those with too many failures become dead letters."""
 
     async def cancel(self, request_id: str, gen: int) -> str | None:

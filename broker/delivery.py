@@ -89,6 +89,12 @@ def after_failure(failures: int, settings: QueueSettings) -> Verdict:
     return Verdict.DEAD_LETTER if failures >= settings.max_failures else Verdict.PUT_BACK
 
 
+def cause_of(failure: str) -> str:
+    """The stable word that a failure begins with (`engine_error: out of memory`), for counting."""
+    word, colon, _ = failure.partition(":")
+    return word if colon and word.isidentifier() else "failed"
+
+
 def renew_after_s(settings: QueueSettings) -> float:
     """Pause between renewals: two may be lost before the lease is."""
     return settings.lease_s / 3

@@ -43,6 +43,16 @@ class DeltaReceiver:
         link = self._links.get(worker)
         return None if link is None else link.pulse
 
+    def __len__(self) -> int:
+        """Workers with a link."""
+        return len(self._links)
+
+    def forget_silent(self, silence_s: float) -> None:
+        """As `forget`, for all that sent nothing for so long."""
+        oldest = asyncio.get_running_loop().time() - silence_s
+        for worker in [worker for worker, link in self._links.items() if link.pulse.last_frame_at < oldest]:
+            self.forget(worker)
+
     def forget(self, worker: str) -> None:
         """For workers that are gone. Should it speak again, its unacknowledged frames are accepted once more."""
         link = self._links.pop(worker, None)

@@ -24,6 +24,8 @@ from pdq.wire.sockets import PeerLink
 
 _SILENT_RESENDS: Final = 2
 """Frames that were sent so often without an acknowledgement need another connection."""
+_MAX_CLOSED: Final = 4096
+"""Closed links whose numbering is remembered: gateways come and go with their addresses."""
 log = structlog.get_logger(__name__)
 
 
@@ -121,7 +123,10 @@ class DeltaSender:
         """Forgets a gateway that is known to be gone, with all that was kept for it. No callback."""
         link = self._links.pop(gateway, None)
         if link is not None:
+            self._next_frames.pop(gateway, None)  # to the end of the order
             self._next_frames[gateway] = link.frames.next_frame
+            if len(self._next_frames) > _MAX_CLOSED:
+                del self._next_frames[next(iter(self._next_frames))]
             link.close()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Taken
+from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Reaped, Taken
 from broker.delivery import (
     QueueSettings,
     Verdict,
@@ -150,12 +150,13 @@ class MemoryQueue:
         entry = self._owned(lease)
         return None if entry is None else self._put_back(entry, failure)
 
-    async def reap(self) -> tuple[DeadJob, ...]:
+    async def reap(self) -> Reaped:
         now = self._now_ms()
         held = [entry for entry in self._entries.values() if entry.owner is not None]
         expired = [entry for entry in held if is_expired(entry.touched_ms, now, self._settings)]
         ended = [self._put_back(entry, f"lease of {entry.owner} ran out") for entry in expired]
-        return tuple(dead for dead in ended if dead is not None)
+        dead = tuple(dead for dead in ended if dead is not None)
+        return Reaped(num_put_back=len(ended) - len(dead), dead=dead)
 
     async def cancel(self, request_id: str, gen: int) -> str | None:
         self._forget_ended()

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import structlog
 
-from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Taken
-from broker.delivery import QueueSettings, ms_to_due, tenant_cost_ms
+from broker.base import DeadJob, JobFate, JobLease, PrefillJob, QueueDepth, Reaped, Taken
+from broker.delivery import QueueSettings, cause_of, ms_to_due, tenant_cost_ms
 from broker.errors import QueueUnavailable
 from broker.keys import GROUP, Keys
 from broker.redis_calls import Argument, RedisCalls
@@ -110,7 +110,7 @@ class RedisPrefillQueue:
             lease.job.request_id, lease.job.gen, _fence(lease), failure, self._settings.max_failures, "max_attempts"
         )
 
-    async def reap(self) -> tuple[DeadJob, ...]:
+    async def reap(self) -> Reaped:
         keys, settings = self.keys, self._settings
         where = (keys.stream, keys.ready, keys.dead, keys.clock, keys.wake)
         dead: list[DeadJob] = []
@@ -132,7 +132,7 @@ class RedisPrefillQueue:
         await self._adopt()
         if num_back or dead:
             _log.warning("leases_reaped", put_back=num_back, dead=[job.request_id for job in dead])
-        return tuple(dead)
+        return Reaped(num_put_back=num_back, dead=tuple(dead))
 
     async def _adopt(self) -> None:
         """What is nobody's becomes somebody's again; foreign entries end as dead letters at the next take."""
@@ -229,7 +229,8 @@ class RedisPrefillQueue:
     ) -> DeadJob | None:
         where = (*self._keys_of(request_id, gen), self.keys.dead, self.keys.wake)
         counted = "" if failure is None else (failure or "unknown failure")[:_DETAIL_MAX]
-        raw = await self._run("give_back", where, (*fence, counted, max_failures, reason, *self._burial))
+        args = (*fence, counted, max_failures, reason, *self._burial, "" if failure is None else cause_of(failure))
+        raw = await self._run("give_back", where, args)
         return _dead(raw) if raw else None
 
     def _keys_of(self, request_id: str, gen: int) -> tuple[str, str, str, str]:

@@ -137,6 +137,7 @@ class RequestTable:
 
     def _remember(self, answer: Accepted | Gone, now: float) -> None:
         """The highest pair's answer stays: a cancel bars all lower pairs, also one that is closed after it."""
+        self._forget(now)
         known = self._answers.get(answer.request_id)
         if known is not None and known.message.pair > answer.pair:
             return

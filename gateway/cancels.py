@@ -11,6 +11,7 @@ from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.messages import Cancel
 from gateway.background import Background
+from gateway.metrics import GatewayMetrics
 from pdq.wire.types import Pair
 
 ANY_ATTEMPT: Final = 2**31 - 1
@@ -19,9 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 class Cancels:
-    def __init__(self, peers: NoticePeers, background: Background) -> None:
+    def __init__(self, peers: NoticePeers, background: Background, metrics: GatewayMetrics) -> None:
         self._peers = peers
         self._background = background
+        self._metrics = metrics
         self._sent_at: dict[tuple[str, str, Pair], float] = {}
 
     def send(self, endpoint: str, request_id: str, pair: Pair, reason: str) -> None:
@@ -32,6 +34,7 @@ class Cancels:
             return
         self._sent_at.pop(key, None)  # to the end of the order
         self._sent_at[key] = now
+        self._metrics.cancels.labels(reason).inc()
         self._background.spawn(self._request(endpoint, Cancel(request_id=request_id, pair=pair, reason=reason)))
 
     def tick(self, now: float) -> None:

@@ -17,6 +17,7 @@ from gateway.app import create_app
 from gateway.background import Background, every
 from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
+from gateway.endpoints import Endpoints
 from gateway.estimates import PrefillEstimates
 from gateway.http_server import HttpServer
 from gateway.hub import Hub
@@ -67,9 +68,9 @@ class Gateway:
         self._background = Background()
         self._receiver = DeltaReceiver(delta_settings)
         self._view = RegistryView()
-        cancels = Cancels(peers, self._background)
+        cancels = Cancels(peers, self._background, metrics)
         self._hub = Hub(
-            settings, receiver=self._receiver, cancels=cancels, metrics=metrics, endpoint_of=self._endpoint_of
+            settings, receiver=self._receiver, cancels=cancels, metrics=metrics, endpoints=Endpoints(self._view)
         )
         self._hub.connect(
             QueueSide(
@@ -158,9 +159,6 @@ class Gateway:
             await self._membership.leave()
             await self._background.close()
             await self._receiver.close()
-
-    def _endpoint_of(self, worker: str) -> str | None:
-        return next((record.endpoint for record in self._view.workers if record.worker_id == worker), None)
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(

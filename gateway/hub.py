@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from broker.links import DeltaReceiver, NoticeReply
 from broker.messages import Ack, Admit, Deltas, Failed, Go, Gone, Notice, PromptLogprobs
 from gateway.cancels import ANY_ATTEMPT, Cancels
+from gateway.endpoints import Endpoints
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.forgotten import take_list
@@ -26,6 +27,8 @@ from gateway.session import Command, Emit, Enqueue, Fail, Finish, QueueCancel, R
 from gateway.settings import GatewaySettings
 from pdq.wire.types import Pair
 
+_LEFT_S: Final = 900.0
+"""A decode worker that owes nothing and is silent for so long has left."""
 log = structlog.get_logger(__name__)
 
 
@@ -37,18 +40,17 @@ class Hub:
         receiver: DeltaReceiver,
         cancels: Cancels,
         metrics: GatewayMetrics,
-        endpoint_of: Callable[[str], str | None],
+        endpoints: Endpoints,
     ) -> None:
-        """`endpoint_of(worker)`: from the registry. Call `connect` before the first request."""
+        """Call `connect` before the first request."""
         self._settings = settings
         self._receiver = receiver
         self._cancels = cancels
         self._metrics = metrics
-        self._endpoint_of = endpoint_of
+        self._endpoints = endpoints
         self._queue: QueueSide | None = None
         self._exchanges: dict[str, Exchange] = {}
         self._waiting: set[str] = set()
-        self._endpoints: dict[str, str] = {}
         self._loop = asyncio.get_running_loop()
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -155,7 +157,7 @@ class Hub:
             self._metrics.prefill.observe(admit.prefill_s)
         exchange.admit, exchange.is_unlisted = admit, False
         exchange.admitted_at = self._loop.time()
-        self._endpoints[admit.worker] = admit.endpoint
+        self._endpoints.saw(admit.worker, admit.endpoint)
         self._waiting.discard(admit.request_id)
         self.perform(exchange, commands)
         log.debug("request_admitted", request_id=admit.request_id, pair=str(admit.pair), decode_worker=admit.worker)
@@ -181,6 +183,7 @@ class Hub:
                 exchange.bell.alarm_at = math.inf
                 exchange.bell.ring()
             if exchange.session.deadline <= now:
+                self._metrics.deadlines.labels(exchange.session.state.value).inc()
                 self.perform(exchange, exchange.session.on_tick(now))
         self._cancels.tick(now)
 
@@ -200,14 +203,17 @@ class Hub:
             debts[owner.worker] = Debt(endpoint=owner.endpoint, admitted_at=admitted_at, token_at=token_at)
         return debts
 
-    def on_owner_dead(self, worker: str) -> None:
+    def on_owner_dead(self, worker: str, reason: str) -> None:
+        self._metrics.dead_owners.labels(reason).inc()
         for exchange in list(self._exchanges.values()):
             commands = exchange.session.on_owner_dead(worker)
             self.perform(exchange, commands, "decode_worker_lost")
         self._receiver.forget(worker)
 
     async def check_fates(self) -> None:
+        """Of what waits in the queue. Workers that left long ago are forgotten at this pace, too."""
         assert self._queue is not None
+        self._receiver.forget_silent(_LEFT_S)
         await self._queue.check_fates(list(self._exchanges.values()))
 
     async def drain(self, grace_s: float) -> None:
@@ -251,7 +257,7 @@ class Hub:
         self._cancel_at(worker, request_id, Pair(gen=gen, attempt=ANY_ATTEMPT), "cancelled")
 
     def _cancel_at(self, worker: str | None, request_id: str, pair: Pair, reason: str) -> None:
-        endpoint = None if worker is None else self._endpoint_of(worker)
+        endpoint = None if worker is None else self._endpoints.of(worker)
         if endpoint is not None:
             self._cancels.send(endpoint, request_id, pair, reason)
 
@@ -283,6 +289,6 @@ class Hub:
 
     def _refuse(self, worker: str, request_id: str, pair: Pair) -> None:
         self._metrics.refused_deltas.inc()
-        endpoint = self._endpoints.get(worker) or self._endpoint_of(worker)
+        endpoint = self._endpoints.of(worker)
         if endpoint is not None:
-            self._cancels.send(endpoint, request_id, pair, "no right to answer")
+            self._cancels.send(endpoint, request_id, pair, "no_right_to_answer")

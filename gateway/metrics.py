@@ -75,6 +75,14 @@ class GatewayMetrics:
             "pdq_migrations", "Requests enqueued again, by cause", ["reason", "resume"], registry=registry
         )
         """Resume: `fresh` (no token yet), `exact`, `approximate` (penalties or a seed went on from the tokens)."""
+        self.deadlines = Counter("pdq_deadlines", "Requests that ran out of time", ["phase"], registry=registry)
+        """Phases: `enqueueing`, `queued`, `admitted` (no token yet), `streaming`."""
+        self.cancels = Counter("pdq_cancels", "Attempts told to stop, by cause", ["reason"], registry=registry)
+        """Reasons: `client_disconnected`, `deadline_exceeded`, `stop_string`, ..., or why the request moved on."""
+        self.dead_owners = Counter(
+            "pdq_decode_workers_lost", "Decode workers given up while they owed tokens", ["reason"], registry=registry
+        )
+        """Reasons: `process_gone`, `replaced`, `silent`, `no_progress`."""
         self.refused_deltas = Counter(
             "pdq_refused_deltas", "Token deltas from a pair without the right to answer", registry=registry
         )

@@ -78,7 +78,7 @@ class OwnerWatch:
         peers: NoticePeers,
         receiver: DeltaReceiver,
         debts: Callable[[], dict[str, Debt]],
-        on_dead: Callable[[str], None],
+        on_dead: Callable[[str, str], None],
     ) -> None:
         self._settings = settings
         self._peers = peers
@@ -123,7 +123,7 @@ class OwnerWatch:
 
     def _bury(self, worker: str, reason: str) -> None:
         log.warning("decode_worker_dead", decode_worker=worker, reason=reason)
-        self._on_dead(worker)
+        self._on_dead(worker, reason)
 
 
 async def _is_refused(endpoint: str) -> bool:

@@ -15,6 +15,7 @@ from broker.messages import Failed, PromptLogprobs
 from engine.base import Engine, EngineError
 from pdq.wire.types import Pair
 from prefill_worker.held import GiveBack, HeldJob, Settle
+from prefill_worker.metrics import PrefillMetrics
 
 _RETRY_S: Final = 0.25
 
@@ -22,11 +23,14 @@ log = structlog.get_logger(__name__)
 
 
 class JobEnds:
-    def __init__(self, *, worker_id: str, queue: PrefillQueue, engine: Engine, peers: NoticePeers) -> None:
+    def __init__(
+        self, *, worker_id: str, queue: PrefillQueue, engine: Engine, peers: NoticePeers, metrics: PrefillMetrics
+    ) -> None:
         self._worker_id = worker_id
         self._queue = queue
         self._engine = engine
         self._peers = peers
+        self._metrics = metrics
 
     async def settle(self, held: HeldJob, *, state: str, decode_worker: str = "") -> None:
         """Returns once the queue knows. Until then the lease is renewed like any other; a lost one cancels the task."""
@@ -52,6 +56,7 @@ class JobEnds:
         """To its old place in the queue; a failure counts, and too many end the job. Returns as `settle` does."""
         if failure is not None:
             log.warning("prefill_failed", error=failure)
+            self._metrics.on_failure(failure)
         held.end = GiveBack(failure=failure)
         await self._until_told(held)
 
@@ -59,7 +64,8 @@ class JobEnds:
         """Its end, once; nothing happens when it is not ours any more. Raises QueueUnavailable: it may have run."""
         match held.end:
             case Settle(state=state, decode_worker=decode_worker):
-                await self._queue.settle(held.lease, state=state, decode_worker=decode_worker)
+                if not await self._queue.settle(held.lease, state=state, decode_worker=decode_worker):
+                    self._metrics.on_fenced("settle")
             case GiveBack(failure=failure):
                 dead = await self._queue.give_back(held.lease, failure=failure)
                 if dead is not None:
@@ -91,6 +97,7 @@ class JobEnds:
 
     async def tell_dead(self, dead: DeadJob) -> None:
         """The queue has ended this job: its gateway must answer the client."""
+        self._metrics.on_dead(dead.reason)
         await self.notify(
             dead.gateway,
             Failed(

@@ -18,6 +18,7 @@ from broker.base import DeadJob, PrefillQueue
 from broker.errors import QueueUnavailable
 from engine.progress import Progress
 from prefill_worker.held import HeldJob, HeldJobs, Phase
+from prefill_worker.metrics import PrefillMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,7 @@ class LeaseKeeper:
         held_jobs: HeldJobs,
         progress: Progress,
         lease_s: float,
+        metrics: PrefillMetrics,
         on_dead: Callable[[DeadJob], Awaitable[None]],
         clock: Callable[[], float],
         rng: random.Random,
@@ -38,6 +40,7 @@ class LeaseKeeper:
         self._held_jobs = held_jobs
         self._progress = progress
         self._lease_s = lease_s
+        self._metrics = metrics
         self._on_dead = on_dead
         self._clock = clock
         self._rng = rng
@@ -75,6 +78,7 @@ class LeaseKeeper:
         kept = await self._queue.renew(tuple(held.lease for held in renewable))
         for held, is_ours in zip(renewable, kept, strict=True):
             if not is_ours:
+                self._metrics.on_fenced("renew")
                 log.info("lease_lost", request_id=held.lease.job.request_id, pair=str(held.lease.pair))
                 self._cancel(held)
 
@@ -85,7 +89,9 @@ class LeaseKeeper:
             if self._clock() < self._reap_not_before:
                 continue
             try:
-                for dead in await self._queue.reap():
+                reaped = await self._queue.reap()
+                self._metrics.on_reaped(reaped.num_put_back)
+                for dead in reaped.dead:
                     await self._on_dead(dead)
             except QueueUnavailable as exc:
                 log.warning("reaping_failed", error=str(exc))
@@ -93,7 +99,9 @@ class LeaseKeeper:
 
     async def _give_back_stalled(self, held: HeldJob) -> None:
         log.warning("stalled_job_given_back", request_id=held.lease.job.request_id)
-        dead = await self._queue.give_back(held.lease, failure=f"engine made no step for {self._progress.stall_s} s")
+        failure = f"engine_stalled: no step for {self._progress.stall_s} s"
+        self._metrics.on_failure(failure)
+        dead = await self._queue.give_back(held.lease, failure=failure)
         self._cancel(held)
         if dead is not None:
             await self._on_dead(dead)

@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from broker.base import WorkerRecord
+from broker.delivery import cause_of
 from prefill_worker.held import HeldJob
 
 _TIME_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -37,6 +38,34 @@ class PrefillMetrics:
         """Answers: `accepted`, `busy` (a placement refused), `gone`, `silent`."""
         self._tokens = Counter("pdq_prefill_tokens", "Tokens of the computed prompts", registry=registry)
         self._cached = Counter("pdq_prefill_cached_tokens", "Of these in the prefix cache", registry=registry)
+
+        self._failures = Counter(
+            "pdq_prefill_failures", "Jobs given back because the engine failed", ["cause"], registry=registry
+        )
+        """Causes: `engine_error`, `engine_stalled`, `kv_transfer_failed`, ... the words that failures begin with."""
+        self._reaped = Counter(
+            "pdq_prefill_reaped", "Expired leases of any worker that this one put back", registry=registry
+        )
+        self._dead = Counter(
+            "pdq_prefill_dead_jobs", "Jobs that the queue ended, as this worker found", ["reason"], registry=registry
+        )
+        """Reasons: `max_attempts` and `payload_invalid` (dead letters), `payload_lost`, `deadline`, `orphaned`."""
+        self._fenced = Counter(
+            "pdq_prefill_fenced", "Calls refused since the job was another's by then", ["call"], registry=registry
+        )
+        """Calls: `renew` (the lease was lost), `settle`."""
+
+    def on_failure(self, failure: str) -> None:
+        self._failures.labels(cause_of(failure)).inc()
+
+    def on_reaped(self, num_put_back: int) -> None:
+        self._reaped.inc(num_put_back)
+
+    def on_dead(self, reason: str) -> None:
+        self._dead.labels(reason).inc()
+
+    def on_fenced(self, call: str) -> None:
+        self._fenced.labels(call).inc()
 
     def on_take(self, held: HeldJob) -> None:
         self._queue_wait.observe(held.lease.queue_wait_s)

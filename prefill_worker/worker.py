@@ -80,7 +80,7 @@ class PrefillWorker:
             rng=rng,
             on_answer=metrics.on_answer,
         )
-        self._ends = JobEnds(worker_id=worker_id, queue=queue, engine=engine, peers=peers)
+        self._ends = JobEnds(worker_id=worker_id, queue=queue, engine=engine, peers=peers, metrics=metrics)
         self._runner = JobRunner(
             worker_id=worker_id,
             endpoint=endpoint,
@@ -108,6 +108,7 @@ class PrefillWorker:
             held_jobs=self._held,
             progress=self._progress,
             lease_s=lease_s,
+            metrics=metrics,
             on_dead=self._ends.tell_dead,
             clock=clock,
             rng=rng,
@@ -123,7 +124,7 @@ class PrefillWorker:
         Raises an ExceptionGroup with EngineError when the engine is gone, or stands still for good; its jobs are given
         back as failures then.
         """
-        failure: str | None = "the prefill engine is gone, or hangs"
+        failure: str | None = "engine_gone: the prefill engine has ended, or hangs"
         try:
             async with asyncio.TaskGroup() as background:
                 tasks = [

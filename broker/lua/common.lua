@@ -100,10 +100,20 @@ local function wake_workers(wake, why)
   redis.call('XADD', wake, 'MAXLEN', '1', '*', 'why', why)
 end
 
+-- One more failure, by cause: the causes are listed in their order. Returns {failures, causes}.
+local function count_failure(req, cause)
+  local known = redis.call('HMGET', req, 'failures', 'causes')
+  local failures = tonumber(known[1] or 0) + 1
+  local causes = (known[2] and known[2] ~= '' and known[2] .. ' ' or '') .. cause
+  redis.call('HSET', req, 'failures', whole(failures), 'causes', causes)
+  return {failures, causes}
+end
+
 -- Given up: kept with its reason in the dead stream, its payload for `payload_ttl` ms.
-local function bury(dead, max_dead, job, payload_ttl, fields, attempt, worker, reason, detail)
+local function bury(dead, max_dead, job, payload_ttl, fields, attempt, worker, reason, detail, causes)
   redis.call('XADD', dead, 'MAXLEN', max_dead, '*', 'id', fields['id'], 'gen', fields['gen'], 'reason', reason,
-    'attempts', attempt, 'worker', worker, 'error', detail, 'tokens', fields['tokens'], 'tenant', fields['tenant'])
+    'attempts', attempt, 'worker', worker, 'error', detail, 'causes', causes or '', 'tokens', fields['tokens'],
+    'tenant', fields['tenant'])
   redis.call('PEXPIRE', job, payload_ttl)
 end
 

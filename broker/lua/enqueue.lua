@@ -26,7 +26,7 @@ for _, field in ipairs({'v', ENTRY_VERSION, 'due', due, 'deadline', deadline}) d
 local is_first = redis.call('EXISTS', KEYS[1]) == 0
 local id = redis.call(unpack(entry))
 if is_first then redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[7], '0') end -- XPENDING answers before any worker came
-redis.call('HSET', KEYS[3], 'state', 'queued', 'attempt', '0', 'failures', '0', 'worker', '', 'decode', '',
+redis.call('HSET', KEYS[3], 'state', 'queued', 'attempt', '0', 'failures', '0', 'causes', '', 'worker', '', 'decode', '',
   'reason', '', 'entry', id, 'enqueued', whole(now), 'due', due, 'deadline', deadline)
 redis.call('ZADD', KEYS[2], due, id)
 return {1, id}

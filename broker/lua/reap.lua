@@ -19,9 +19,10 @@ for _, entry in ipairs(claimed[2]) do
     local worker, attempt = known[1] or '', known[2] or '0'
     local reason, detail = 'max_attempts', 'lease of ' .. worker .. ' ran out'
     if problem then reason, detail = 'payload_invalid', problem end
-    if problem or redis.call('HINCRBY', req, 'failures', 1) >= tonumber(ARGV[7]) then
+    local counted = count_failure(req, 'lease_expired')
+    if problem or counted[1] >= tonumber(ARGV[7]) then
       remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[8], 'dead', detail)
-      bury(KEYS[3], ARGV[10], job, ARGV[9], fields, attempt, worker, reason, detail)
+      bury(KEYS[3], ARGV[10], job, ARGV[9], fields, attempt, worker, reason, detail, counted[2])
       dead[#dead + 1] = dead_job(fields, attempt, reason, detail)
     else
       put_back(KEYS[1], KEYS[2], ARGV[1], entry, fields['due'], req, detail)

@@ -106,7 +106,7 @@ class RedisStore:
         return queue
 
     async def expire_leases(self) -> tuple[Any, ...]:
-        return await self.other(lease_s=0.0).reap()
+        return (await self.other(lease_s=0.0).reap()).dead
 
     async def set_clock(self, *, last_ago_s: float, since_ago_s: float) -> None:
         """As if Redis had been seen last, and without a gap, so long ago."""
@@ -144,7 +144,7 @@ class MemoryStore:
 
     async def expire_leases(self) -> tuple[Any, ...]:
         self.now_s += self.settings.lease_s
-        return await self.queue.reap()
+        return (await self.queue.reap()).dead
 
     async def leftovers(self) -> tuple[int, int, int]:
         depth = await self.queue.depth()

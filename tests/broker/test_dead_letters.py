@@ -32,6 +32,21 @@ async def test_the_newest_comes_first_with_all_its_fields(redis_store: RedisStor
     assert 0 <= found[0].age_s < 60
 
 
+async def test_a_letter_lists_the_causes_of_all_its_failures(redis_store: RedisStore, letters: DeadLetters) -> None:
+    queue = redis_store.queue
+    await queue.enqueue(job("r1"))
+    await queue.give_back(await take_one(queue), failure="engine_error: out of memory")
+    await queue.give_back(await take_one(queue), failure=None)
+    await take_one(queue)
+    await redis_store.expire_leases()
+    await queue.give_back(await take_one(queue), failure="something without a word of its own")
+
+    (letter,) = await letters.newest(1)
+
+    assert letter.fields["causes"] == "engine_error lease_expired failed"
+    assert letter.fields["attempts"] == "4"
+
+
 async def test_of_its_payload_only_numbers_are_told(redis_store: RedisStore, letters: DeadLetters) -> None:
     await bury(redis_store, "r1", tokens=12)
     (letter,) = await letters.newest(10)

@@ -161,7 +161,7 @@ async def test_after_a_flush_everything_works_and_the_loss_can_be_seen(redis_sto
 
     assert await queue.renew((lease,)) == (False,)
     assert await queue.fates((("r1", 1),)) == (JobFate(state="lost"),)
-    assert await queue.reap() == ()
+    assert (await queue.reap()).dead == ()
     assert (await queue.depth()).queued == 0
     await queue.enqueue(job("r1", gen=2))
     assert (await take_one(queue)).pair.gen == 2

@@ -39,7 +39,7 @@ async def test_after_a_restart_with_aof_leases_places_and_scripts_are_as_before(
     await eventually(lambda: _answers(store))
 
     assert was_refused
-    assert await queue.reap() == ()
+    assert (await queue.reap()).dead == ()
     assert await queue.renew(running) == (False, True, True, True, True)
     rest = (await queue.take("p1", max_tokens=ANY, max_jobs=100)).leases
     assert [lease.job.request_id for lease in rest] == names[5:]

@@ -100,6 +100,8 @@ async def test_the_deadline_in_the_stream_is_an_error_event_and_stops_the_worker
     assert text_of(lines) == "he"
     assert json.loads(lines[-2][6:])["error"]["code"] == "deadline_exceeded"
     assert (await here.pipeline.next_cancel()).reason == "deadline_exceeded"
+    assert here.metric("pdq_deadlines_total", phase="streaming") == 1
+    assert here.metric("pdq_cancels_total", reason="deadline_exceeded") >= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -160,6 +162,7 @@ async def test_a_worker_that_is_gone_is_noticed_and_its_requests_go_on():
 
         assert text_of(lines) == "hello" * 4
         assert second.taken.get_nowait().pair.gen == 2
+        assert here.metric("pdq_decode_workers_lost_total", reason="process_gone") == 1
 
 
 async def test_a_worker_without_a_step_is_given_up():

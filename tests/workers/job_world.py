@@ -109,15 +109,16 @@ class World:
                 clock=clock,
                 rng=random.Random(1),
             )
+            metrics = PrefillMetrics(CollectorRegistry())
             runner = JobRunner(
                 worker_id="prefill-1",
                 endpoint="tcp://127.0.0.1:1",
                 kv_source=SOURCE,
-                ends=JobEnds(worker_id="prefill-1", queue=self.queue, engine=self.engine, peers=peers),
+                ends=JobEnds(worker_id="prefill-1", queue=self.queue, engine=self.engine, peers=peers, metrics=metrics),
                 engine=self.engine,
                 peers=peers,
                 handover=handover,
-                metrics=PrefillMetrics(CollectorRegistry()),
+                metrics=metrics,
                 clock=clock,
             )
             await self.queue.enqueue(job("r1", tokens=3, mode=mode, gateway=inbox.endpoint, deadline_s=deadline_s))

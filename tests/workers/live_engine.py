@@ -37,9 +37,10 @@ INFO = EngineInfo(
 class LiveEngine:
     """Ids that it knows are released once: after `release`, `abort`, an error or the last token."""
 
-    def __init__(self, *, prefills: bool = True) -> None:
-        """`prefills` False: it takes prefills and never ends them."""
+    def __init__(self, *, prefills: bool = True, error: str | None = None) -> None:
+        """`prefills` False: it takes prefills and never ends them. `error`: how it ends each of them."""
         self._prefills = prefills
+        self._error = error
         self._steps: asyncio.Queue[StepOutputs | EngineError] = asyncio.Queue()
         self._known: set[str] = set()
         self._step = 0
@@ -54,7 +55,10 @@ class LiveEngine:
     async def submit(self, request: EngineRequest) -> None:
         self.submitted.append(request)
         self._known.add(request.engine_request_id)
-        if self._prefills and isinstance(request.kv, PrefillOnly | PushKv):
+        if self._error is not None:
+            self.say(EngineOutput(engine_request_id=request.engine_request_id, error=self._error))
+            self.free(request.engine_request_id)
+        elif self._prefills and isinstance(request.kv, PrefillOnly | PushKv):
             self.say(
                 EngineOutput(engine_request_id=request.engine_request_id, finish="prefilled", ticket=_ticket(request))
             )

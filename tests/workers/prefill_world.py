@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from broker.base import DeadJob, JobLease, WorkerRecord
+from broker.base import DeadJob, JobLease, Reaped, WorkerRecord
 from broker.delivery import QueueSettings
 from broker.errors import QueueUnavailable
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
@@ -49,7 +49,7 @@ class MovableQueue(MemoryQueue):
         self._check()
         return await super().take(owner, max_tokens=max_tokens, max_jobs=max_jobs)
 
-    async def reap(self) -> tuple[DeadJob, ...]:
+    async def reap(self) -> Reaped:
         self._check()
         return await super().reap()
 

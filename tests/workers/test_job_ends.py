@@ -8,6 +8,7 @@ import pytest
 
 from broker.messages import Accepted, Gone, KvReady, Notice, Reserve
 from tests.broker.stores import job
+from tests.workers.live_engine import LiveEngine
 from tests.workers.prefill_world import World, accepted, busy, gone, prefill_world
 
 
@@ -85,6 +86,25 @@ async def test_a_settle_is_given_up_when_the_lease_is_lost_meanwhile() -> None:
 
         await world.until(lambda: world.metrics.get_sample_value("pdq_prefill_leases") == 0)
         assert world.state("r") == "cancelled"
+
+
+async def test_failures_reaped_leases_dead_jobs_and_fenced_calls_are_counted() -> None:
+    async with prefill_world(engine=LiveEngine(error="engine_error: out of memory")) as world:
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: len(world.failed) == 1)
+
+        assert (world.failed[0].code, world.failed[0].retryable) == ("max_attempts", False)
+        assert world.metrics.get_sample_value("pdq_prefill_failures_total", {"cause": "engine_error"}) == 3
+        assert world.metrics.get_sample_value("pdq_prefill_dead_jobs_total", {"reason": "max_attempts"}) == 1
+    async with prefill_world(engine=LiveEngine(prefills=False)) as world:
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: len(world.engine.submitted) == 1)
+        await world.queue.cancel("r", 1)
+        await world.queue.enqueue(job("other", gateway=world.endpoint, deadline_s=60.0))
+        await world.queue.take("prefill-that-dies", max_tokens=10**9, max_jobs=1)
+        await world.until(lambda: world.metrics.get_sample_value("pdq_prefill_reaped_total") == 1)
+
+        assert world.metrics.get_sample_value("pdq_prefill_fenced_total", {"call": "renew"}) == 1
 
 
 async def test_a_drain_while_the_queue_is_away_settles_what_was_accepted_and_puts_nothing_back() -> None:
