@@ -127,6 +127,7 @@ async def running(
     environ: Mapping[str, str] | None = None,
     log_level: str = "info",
     timeout_s: float = 60.0,
+    start_limit_s: float = START_LIMIT_S,
     restart_max_s: float = 30.0,
     allowed_faults: tuple[str, ...] = (),
     noise_lines: int = process_logs.NOISE_LINES,
@@ -155,7 +156,7 @@ async def running(
     deployment = Deployment(settings, environ=full_environ)
     async with deployment:
         try:
-            async with asyncio.timeout(START_LIMIT_S):
+            async with asyncio.timeout(start_limit_s):
                 if prefill and decode:
                     await deployment.wait_until_ready()
                 else:

@@ -1,4 +1,4 @@
-"""Sixteen prompts whose greedy answers depend on what stands far back in them.
+"""Prompts whose greedy answers depend on what stands far back in them.
 
 A small tale, the same sentences in another order each time, of which the beginning comes once more: the model goes on
 with it. A block of KV that is missing or foreign is seen in the answer; a loop over the last words would hide it.
@@ -14,6 +14,12 @@ LONG: Final = 5
 """Index of the prompt of 1,500 tokens."""
 AT_ONCE: Final = range(6, 14)
 """Eight to send together: a common prefix twice, one prompt twice, mixed lengths."""
+SPARE: Final = range(16, 24)
+"""More, of 895 tokens: one below 28 blocks. Each for one test, so that no prefix cache knows it."""
+SPARE_LONG: Final = 24
+"""The same of 1,500 tokens."""
+SPARE_SHORT: Final = 25
+"""The same of 379 tokens: 12 blocks."""
 _SENTENCES: Final = (
     "The old harbour wakes before the sun, when the first boats come back with silver fish.",
     "Marta sells bread on the corner of the market, and everybody knows her by her red scarf.",
@@ -71,4 +77,7 @@ def prompts(model_dir: Path) -> list[list[int]]:
         begun_again(12, 333, part=0.9),
         ids("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"),
         begun_again(4, 256),
+        *(begun_again(seed, 895, part=0.8) for seed in range(20, 28)),
+        begun_again(30, 1500, part=0.8),
+        begun_again(31, 379, part=0.8),
     ]
