@@ -83,9 +83,9 @@ class LeaseKeeper:
                 self._cancel(held)
 
     async def run_reaping(self) -> None:
-        """Every sixth of a lease with jitter, until cancelled."""
+        """A sixth of a lease after the last time at most, with jitter, until cancelled."""
         while True:
-            await asyncio.sleep(self._lease_s / 6 * self._rng.uniform(0.75, 1.25))
+            await asyncio.sleep(self._lease_s / 6 * self._rng.uniform(0.5, 1.0))
             if self._clock() < self._reap_not_before:
                 continue
             try:

@@ -88,7 +88,7 @@ async def run(
         mode=mode,
         environ=ENVIRON,
         log_level="warning",
-        restart_max_s=1.0,
+        restart_s=(0.5, 1.0),
         allowed_faults=("",),  # judged below, so that a run that fails tells all it knows
         noise_lines=10**9,
     ) as pipeline:
@@ -105,9 +105,16 @@ async def run(
                 await asyncio.sleep(max(0.0, started + seconds - time.monotonic()))
                 load.stop()
             await striker.scale_back()
-            await _wait_until_back(pipeline)
+            try:
+                await _wait_until_back(pipeline)
+            except AssertionError as error:
+                striker.problems.append(str(error))
             problems = await _ask_each(ledgers, "afterwards", 8)
-        verdict.say("I5 service goes on", "everybody is answered right after the last strike", problems)
+        verdict.say(
+            "I5 service goes on",
+            "every process came back; everybody is answered right after the last strike",
+            [*striker.problems, *problems],
+        )
         judge_answers(verdict, load.asked, striker.struck)
         is_short = seconds < LONG_S  # then the links to the dead are not waited for
         await judge_rest(verdict, pipeline, before, num_ended=_num_ended(striker.struck) if is_short else None)

@@ -40,6 +40,8 @@ class Striker:
         self._server = server
         self._open_ids = open_ids
         self.struck: list[Struck] = []
+        self.problems: list[str] = []
+        """Processes that did not come back."""
 
     async def run(self, planned: tuple[Strike, ...]) -> None:
         """Returns when the last one is over. Each begins at its time, whatever the others do."""
@@ -68,6 +70,8 @@ class Striker:
             await self._carry_out(strike)
         except psutil.NoSuchProcess:
             note = "was not there"
+        except AssertionError as error:
+            self.problems.append(f"{strike}: {error}")
         self.struck.append(Struck(strike=strike, at=at, until=loop.time(), had=had, note=note))
 
     async def _carry_out(self, strike: Strike) -> None:
@@ -76,8 +80,7 @@ class Striker:
             case Kind.KILL | Kind.KILL_ENGINE | Kind.TERMINATE:
                 process = self._process(victim)
                 if strike.kind is Kind.KILL_ENGINE:
-                    for engine in process.children():
-                        engine.kill()
+                    _engine_of(process).kill()
                 else:
                     process.send_signal(signal.SIGKILL if strike.kind is Kind.KILL else signal.SIGTERM)
                 await self._until_another_works(victim, process)
@@ -87,7 +90,7 @@ class Striker:
                 await self._until_another_serves(victim)
             case Kind.HANG | Kind.HANG_WORKER | Kind.HANG_ENGINE | Kind.HANG_GATEWAY:
                 process = self._process(victim)
-                engines = process.children() if strike.kind in (Kind.HANG, Kind.HANG_ENGINE) else []
+                engines = [_engine_of(process)] if strike.kind in (Kind.HANG, Kind.HANG_ENGINE) else []
                 async with _stopped([*([] if strike.kind is Kind.HANG_ENGINE else [process]), *engines]):
                     await asyncio.sleep(lasts_s)
             case Kind.SCALE:
@@ -183,6 +186,14 @@ class Striker:
 def _pid_of(worker_id: str) -> int:
     """Ids are `<role>-<host>-<pid>-<random>`."""
     return int(worker_id.split("-")[-2])
+
+
+def _engine_of(worker: psutil.Process) -> psutil.Process:
+    """Raises NoSuchProcess: it is still starting, or about to end."""
+    engines = worker.children()
+    if not engines:
+        raise psutil.NoSuchProcess(worker.pid)
+    return engines[0]
 
 
 @contextlib.asynccontextmanager

@@ -128,11 +128,12 @@ async def running(
     log_level: str = "info",
     timeout_s: float = 60.0,
     start_limit_s: float = START_LIMIT_S,
-    restart_max_s: float = 30.0,
+    restart_s: tuple[float, float] = (0.5, 30.0),
     allowed_faults: tuple[str, ...] = (),
     noise_lines: int = process_logs.NOISE_LINES,
 ) -> AsyncIterator[Pipeline]:
-    """`server` None: the embedded one. `environ`: settings as PDQ_... variables, scoped ones for one role.
+    """`server` None: the embedded one. `restart_s`: first and longest delay before a dead process starts again.
+    `environ`: settings as PDQ_... variables, scoped ones for one role.
 
     Short prompts go through the queue like all others, unless `environ` says otherwise.
 
@@ -149,7 +150,8 @@ async def running(
         http_port=free_ports(gateways),
         run_dir=folder / "run",
         log_level=log_level,
-        restart_max_s=restart_max_s,
+        restart_min_s=restart_s[0],
+        restart_max_s=restart_s[1],
     )
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PDQ_")}
     full_environ = {**inherited, "PYTHONUNBUFFERED": "1", **_DEFAULTS, **(environ or {})}
