@@ -53,6 +53,8 @@ PROVOKED: Final = ("fault", "the engine process ended", "engine_stalled", "force
 """Errors that workers log when they are struck."""
 NOISE_LINES_PER_S: Final = 100
 BACK_LIMIT_S: Final = 60.0
+ANSWER_LIMIT_S: Final = 120.0
+"""Far more than a request takes even when every worker of a role has to be started again on a busy machine."""
 LONG_S: Final = 200.0
 
 
@@ -144,10 +146,12 @@ async def _ledgers(pipeline: Pipeline) -> AsyncIterator[dict[str, Ledger]]:
         for number in range(plan.GATEWAYS):
             client = httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{pipeline.port + number}",
-                timeout=90.0,
+                timeout=None,
                 limits=httpx.Limits(max_connections=None),
             )
-            ledgers[f"gateway-{number + 1}"] = Ledger(await clients.enter_async_context(client))
+            ledgers[f"gateway-{number + 1}"] = Ledger(
+                await clients.enter_async_context(client), answer_limit_s=ANSWER_LIMIT_S
+            )
         yield ledgers
 
 

@@ -65,6 +65,7 @@ class Ledger:
     client: httpx.AsyncClient
     model: str = "sim"
     lines: list[Line] = field(default_factory=list)
+    answer_limit_s: float = ANSWER_LIMIT_S
 
     async def ask(
         self,
@@ -86,11 +87,11 @@ class Ledger:
         self.lines.append(line)
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
         try:
-            async with asyncio.timeout(leave_after_s if leave_after_s is not None else ANSWER_LIMIT_S):
+            async with asyncio.timeout(leave_after_s if leave_after_s is not None else self.answer_limit_s):
                 await self._exchange(line, {**body, **more}, headers or {})
         except TimeoutError:
             line.is_left = leave_after_s is not None
-            line.broken = "" if line.is_left else f"no answer within {ANSWER_LIMIT_S} s"
+            line.broken = "" if line.is_left else f"no answer within {self.answer_limit_s} s"
         except httpx.HTTPError as error:
             line.broken = repr(error)
         line.seconds = asyncio.get_running_loop().time() - line.asked_at
