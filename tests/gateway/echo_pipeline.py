@@ -44,6 +44,10 @@ class Script:
     forgets_after: int | None = None
     """Tokens before it knows nothing of the request any more, and says so to nobody."""
     eos_after: int | None = None
+    loses_finish: bool = False
+    """Fails after the last token, without having said that it is the last."""
+    fails_after_end: bool = False
+    """Says Failed after its last token, too."""
     has_logprobs: bool = True
     gate: asyncio.Semaphore | None = None
     """One permit per token, and for the failure."""
@@ -131,8 +135,11 @@ class EchoPipeline:
             is_eos = script.eos_after == seq
             is_last = is_eos or index + 1 == job.sampling.max_tokens
             token_id = EOS if is_eos else prompt[index % len(prompt)]
-            self.push(lease, script, seq, token_id, is_eos=is_eos, is_last=is_last)
+            self.push(lease, script, seq, token_id, is_eos=is_eos, is_last=is_last and not script.loses_finish)
             await asyncio.sleep(0)
+            if is_last and (script.loses_finish or script.fails_after_end):
+                await self.deltas.drained(LIMIT_S)  # Failed goes another way, and may be faster
+                await self.fail(lease, script)
             if is_last:
                 self.open.discard(job.request_id)
                 return
