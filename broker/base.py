@@ -136,8 +136,12 @@ class PrefillQueue(Protocol):
         None: it was cancelled before, and is not queued.
         """
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
-        """Jobs in order of `due` while their tokens fit; an empty result when none fits or none waits."""
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int, is_idle: bool = True) -> Taken:
+        """Jobs in order of `due` while their tokens fit; an empty result when none fits or none waits.
+
+        A job that failed before may be what brings workers down. It is taken alone, and only by an owner that computes
+        nothing else (`is_idle`), so that it fails alone.
+        """
 
     async def wait(self, timeout_s: float) -> bool:
         """Sleeps until something was enqueued or time is up; takes nothing. True when something came."""

@@ -98,7 +98,7 @@ class MemoryQueue:
         self._announce()
         return entry.entry_id
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int, is_idle: bool = True) -> Taken:
         now = self._now_ms()
         leases: list[JobLease] = []
         dead: list[DeadJob] = []
@@ -108,12 +108,14 @@ class MemoryQueue:
                 num_left += 1
             elif entry.deadline_ms <= now:
                 dead.append(self._end(entry, "deadline", "deadline passed while queued"))
-            elif entry.job.num_tokens > max_tokens:
+            elif entry.job.num_tokens > max_tokens or (self._has_failed(entry) and (leases or not is_idle)):
                 num_left += 1
                 break
             else:
                 max_tokens -= entry.job.num_tokens
                 leases.append(self._lease(entry, owner, now))
+                if self._has_failed(entry):
+                    max_jobs = 1
         if max_jobs and not (leases and num_left):
             self._seen_arrivals = self._arrivals
         return Taken(leases=tuple(leases), dead=tuple(dead), is_more_waiting=num_left > 0)
@@ -218,6 +220,9 @@ class MemoryQueue:
 
     def _now_ms(self) -> float:
         return self._clock() * 1000
+
+    def _has_failed(self, entry: _Entry) -> bool:
+        return self._requests[entry.key].failures > 0
 
     def _ready(self) -> list[_Entry]:
         waiting = (entry for entry in self._entries.values() if entry.owner is None)

@@ -63,13 +63,13 @@ class RedisPrefillQueue:
         is_queued, entry_id = await self._run("enqueue", where, (JOBS.encode(job), *times, *entry))
         return text(entry_id) if is_queued else None
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+    async def take(self, owner: str, *, max_tokens: int, max_jobs: int, is_idle: bool = True) -> Taken:
         leases: list[JobLease] = []
         dead: list[DeadJob] = []
         is_more_to_see, is_cut_short, num_left = max_jobs > 0, 0, 0
         while is_more_to_see and not leases:
             try:
-                reply = await self._take_once(owner, max_tokens, max_jobs)
+                reply = await self._take_once(owner, max_tokens, max_jobs, is_idle)
             except QueueUnavailable:
                 if not dead:
                     raise
@@ -194,11 +194,11 @@ class RedisPrefillQueue:
         await self._wake.close()
         await asyncio.gather(*self._returning, return_exceptions=True)
 
-    async def _take_once(self, owner: str, max_tokens: int, max_jobs: int) -> Any:
+    async def _take_once(self, owner: str, max_tokens: int, max_jobs: int, is_idle: bool) -> Any:
         keys, settings = self.keys, self._settings
         where = (keys.stream, keys.ready, keys.dead, keys.clock, keys.workers, keys.wake)
         args = (GROUP, owner, keys.prefix, max_tokens, max_jobs, settings.take_scan_max)
-        limits = (self._gap_ms, _ms(settings.orphan_s), *self._burial)
+        limits = (self._gap_ms, _ms(settings.orphan_s), *self._burial, int(is_idle))
         reply = self._calls.submit_script("take", where, (*args, *limits), group=(keys.stream, GROUP))
         try:
             return await asyncio.shield(reply)

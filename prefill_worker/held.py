@@ -124,6 +124,11 @@ class HeldJobs:
         return sum(held.num_tokens for held in self._jobs.values() if not held.is_prefilled)
 
     @property
+    def is_suspect_computing(self) -> bool:
+        """A job that failed before, and may bring the engine down, is not computed yet."""
+        return any(held.lease.failures and not held.is_prefilled for held in self._jobs.values())
+
+    @property
     def num_parked(self) -> int:
         """May be asked by other threads."""
         return sum(1 for held in self.all() if held.phase is Phase.PARKED)

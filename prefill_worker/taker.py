@@ -32,8 +32,9 @@ def take_limits(
     standing at the queue's head for ever. An idle engine takes one job up to the pool's room; a busy one fills up
     to `take_tokens`, by so many jobs that a partly filled last block of each still fits. A slow one (`time`) doesn't,
     and one that doesn't know itself yet: what it begins after `take_ahead_s` is better left to whoever is free first.
+    While a job is computed that failed before, nothing joins it: should it fail again, it fails alone.
     """
-    if held_jobs.num_parked >= settings.park_limit:
+    if held_jobs.num_parked >= settings.park_limit or held_jobs.is_suspect_computing:
         return (0, 0)
     if ledger.is_empty:
         return (_ANY_SIZE, 1)
@@ -112,7 +113,8 @@ class Taker:
     async def _take(self, max_tokens: int, max_jobs: int) -> Taken:
         if self._has_unknown_take:
             await self._return_unknown()
-        taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs)
+        is_idle = not self._held_jobs.computing_tokens
+        taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs, is_idle=is_idle)
         for lease in taken.leases:
             self._on_lease(lease)
         for dead in taken.dead:

@@ -22,7 +22,7 @@ from pdq.runtime.signals import Drain
 from prefill_worker.cancelled import CancelMemory
 from prefill_worker.ends import JobEnds
 from prefill_worker.handover import Handover
-from prefill_worker.held import GiveBack, HeldJob, HeldJobs, JobOutcome
+from prefill_worker.held import GiveBack, HeldJob, HeldJobs, JobOutcome, Phase
 from prefill_worker.job import JobRunner
 from prefill_worker.leases import LeaseKeeper
 from prefill_worker.metrics import PrefillMetrics
@@ -281,9 +281,9 @@ class PrefillWorker:
             log.warning("queue_not_left", error=str(exc))
 
     async def _give_back_held(self, failure: str | None) -> None:
-        """What is still held goes back to its place in the queue, but for what has ended already."""
+        """What is still held goes back to its place in the queue; the engine failed those only that it computed."""
         for held in self._held.all():
-            held.end = held.end or GiveBack(failure=failure)
+            held.end = held.end or GiveBack(failure=failure if held.phase is Phase.COMPUTING else None)
             try:
                 await self._ends.tell_queue(held)
             except QueueUnavailable as exc:

@@ -1,10 +1,11 @@
 -- Leases to `owner` the jobs that are due first, in strict order, while their tokens fit; ends hopeless ones on the way.
 -- KEYS 1 stream, 2 ready, 3 dead, 4 clock, 5 workers, 6 wake
 -- ARGV 1 group, 2 owner, 3 key prefix, 4 most tokens, 5 most jobs, 6 most entries looked at, 7 gap ms, 8 orphan ms,
---      9 req TTL ms, 10 dead payload TTL ms, 11 most dead letters
+--      9 req TTL ms, 10 dead payload TTL ms, 11 most dead letters, 12 1: the owner computes nothing else
 -- Returns {1 when it stopped at the look limit, jobs left in ready, newest stream id, newest wake id, leases, dead jobs};
 --   a lease is
 --   {entry, id, gen, attempt, failures, ms to the deadline, ms waited, payload}.
+-- A job that failed before is leased alone, to an owner that computes nothing else: what it does, it does to itself.
 -- The newest ids are of the same instant as an empty result: a sleeper that reads from them misses nothing.
 redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1) -- NOGROUP comes out here, before anything is written
 local now = now_ms()
@@ -18,6 +19,10 @@ local function finish(entry, fields, req, state, detail, reason)
   remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], state, detail)
   dead[#dead + 1] = dead_job(fields, attempt, reason or state, detail)
   return attempt
+end
+
+local function has_failed(req)
+  return tonumber(redis.call('HGET', req, 'failures') or 0) > 0
 end
 
 while #leases < max_jobs and num_seen < max_seen do
@@ -39,7 +44,7 @@ while #leases < max_jobs and num_seen < max_seen do
     elseif is_gone(KEYS[5], fields['gateway_id'], now, is_steady, orphan_ms) then
       finish(entry, fields, req, 'orphaned', 'gateway ' .. fields['gateway_id'] .. ' is gone')
       redis.call('UNLINK', job)
-    elseif tonumber(fields['tokens']) > budget then
+    elseif tonumber(fields['tokens']) > budget or (has_failed(req) and (#leases > 0 or ARGV[12] == '0')) then
       break
     elseif redis.call('EXISTS', req) == 0 or redis.call('EXISTS', job) == 0 then
       local attempt = finish(entry, fields, req, 'payload_lost', 'payload or request hash is gone from Redis')
@@ -53,6 +58,7 @@ while #leases < max_jobs and num_seen < max_seen do
       local known = redis.call('HMGET', req, 'failures', 'enqueued')
       leases[#leases + 1] = {entry, fields['id'], fields['gen'], whole(attempt), known[1] or '0', whole(left),
         whole(now - tonumber(known[2] or now)), redis.call('GET', job)}
+      if has_failed(req) then max_jobs = 1 end
     end
   end
 end

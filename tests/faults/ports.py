@@ -25,9 +25,9 @@ class StoppableQueue:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+    async def take(self, owner: str, **limits: Any) -> Taken:
         await self._points.at("before take")
-        taken = await self._inner.take(owner, max_tokens=max_tokens, max_jobs=max_jobs)
+        taken = await self._inner.take(owner, **limits)
         for lease in taken.leases:
             await self._points.at("claimed", lease.job.request_id)
         return taken

@@ -45,9 +45,9 @@ class MovableQueue(MemoryQueue):
         self._check()
         return await super().renew(leases)
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Any:
+    async def take(self, owner: str, **limits: Any) -> Any:
         self._check()
-        return await super().take(owner, max_tokens=max_tokens, max_jobs=max_jobs)
+        return await super().take(owner, **limits)
 
     async def reap(self) -> Reaped:
         self._check()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base import JobLease, PrefillJob
 from broker.prefill_time import PrefillTime
+from engine.base import EngineOutput
 from engine.ledger import KvLedger
 from pdq.wire.types import Pair, SamplingParams, pack_ids
 from prefill_worker.held import HeldJob, HeldJobs, Phase
@@ -118,3 +121,16 @@ def test_tokens_within_tokens_for_fit_however_they_are_spread(free_blocks: int, 
         ledger.promise(str(number), size)
 
     assert ledger.free_blocks >= 0
+
+
+async def test_nothing_joins_a_job_that_failed_before_until_it_is_computed() -> None:
+    held_jobs, ledger = HeldJobs(), KvLedger(total_blocks=1000, block_size=16)
+    suspect = await held_job("a", 16)
+    suspect.lease = dataclasses.replace(suspect.lease, failures=1)
+    held_jobs.add(suspect)
+    ledger.promise("a", 16)
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(), FAST) == (0, 0)
+
+    suspect.prefilled.set_result(EngineOutput(engine_request_id="a", finish="prefilled"))
+
+    assert take_limits(held_jobs, ledger, PrefillWorkerSettings(), FAST) != (0, 0)
