@@ -4,7 +4,8 @@ ADMITTING --go--> RUNNING --finish | fail | cancel--> (answered)
 ADMITTING --gone | fail | cancel--> (answered)
 
 An answered pair is remembered, so that a repeated KvReady gets its answer again instead of a second decode.
-For one request at most one pair is alive: a higher one replaces it, a lower one is Gone.
+For one request at most one pair is alive: a higher one replaces it, a lower one is Gone. Once tokens have left, only a
+higher gen replaces it: a job that was given to a second worker must not end what the first one has brought under way.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class DecodeRequest:
     """Push: what P said of the prefill."""
 
     @property
+    def is_answering(self) -> bool:
+        """Tokens have left: for the gateway its pair is frozen, and no attempt of the same gen may take over."""
+        return self.state is State.RUNNING and self.next_seq > 0
+
+    @property
     def engine_request_id(self) -> str:
         return f"{self.offer.request_id}:{self.offer.pair.gen}:{self.offer.pair.attempt}"
 
@@ -75,6 +81,8 @@ class RequestTable:
             if current.state is State.ADMITTING:
                 return Verdict.ADMITTING, None
             return Verdict.ANSWERED, Accepted(request_id=offer.request_id, pair=offer.pair)
+        if current is not None and current.is_answering and offer.pair.gen == current.offer.pair.gen:
+            return Verdict.ANSWERED, _gone(offer, f"{current.offer.pair} is answered here already")
         answer = self._answers.get(offer.request_id)
         if answer is not None and offer.pair <= answer.message.pair:
             if offer.pair == answer.message.pair:

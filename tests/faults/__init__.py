@@ -20,6 +20,7 @@ F13  test_f13_f14_f40_clients.py
 F14  test_f13_f14_f40_clients.py
 F29  test_f29_half_open.py
      wire/test_half_open.py
+F30  test_f30_delivered_twice.py
 F31  test_f01_prefill_killed.py
 F32  test_f32_f34_by_hand.py
 F33  test_f11_f33_early_ends.py

@@ -46,6 +46,13 @@ async def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         yield deployment
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Many processes start in each test: on a busy machine that takes long."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

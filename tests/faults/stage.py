@@ -32,7 +32,7 @@ from tests.pipeline.harness import Pipeline, eventually
 from tests.pipeline.ledger import Ledger, Line
 
 REACH_LIMIT_S = 20.0
-START_LIMIT_S = 40.0
+START_LIMIT_S = 90.0
 END_LIMIT_S = 15.0
 
 

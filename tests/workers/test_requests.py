@@ -90,6 +90,19 @@ def test_a_higher_pair_replaces_a_lower_one_and_the_lower_one_is_gone() -> None:
     assert isinstance(answer, Gone)
 
 
+def test_what_is_answered_already_is_replaced_by_a_higher_gen_only() -> None:
+    table = RequestTable(answer_memory_s=20)
+    request, _ = table.open(kv_ready(attempt=1), now=0)
+    request.next_seq = 3  # held back
+    assert table.classify(kv_ready(attempt=2), now=0) == (Verdict.NEW, None)
+
+    table.go(request, now=0)
+
+    _, answer = table.classify(kv_ready(attempt=2), now=0)
+    assert isinstance(answer, Gone)
+    assert table.classify(kv_ready(gen=2), now=0) == (Verdict.NEW, None)
+
+
 def test_a_cancel_that_came_first_bars_the_request() -> None:
     table = RequestTable(answer_memory_s=20)
     table.bar("r", Pair(gen=1, attempt=5), 0, "client gone")
