@@ -17,6 +17,7 @@ Life of a job:
 5a. The decode worker accepted the request: settle. Entry and payload are gone, the request hash stays for `req_ttl_s`.
 5b. The worker can't go on: give back. The job returns to its old place; a failure counts, a mere "not now" does not.
 5c. The worker died: after one lease any other worker's reap puts the job back to its old place; counts as a failure.
+    A job that failed is taken alone from then on, by a worker that has nothing else: who brings it down falls alone.
 5d. `max_failures` failures: the job goes to the dead letters, and the gateway is told.
 6. The gateway may cancel at any of these points, and even before 1: cancel beats enqueue.
 7. A worker that ends takes its name out of the group, unless it holds jobs; reaping drops the names of killed ones.

@@ -31,6 +31,8 @@ class PrefillJob:
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    failures: int = 0
+    """Prefills of this request that came to nothing under lower gens: they count like this gen's own."""
     prefill_ms: float = 0.0
     """Estimated time of the prefill; 0: the queue estimates by itself (`prefill_ms_per_token`)."""
 
@@ -139,8 +141,8 @@ class PrefillQueue(Protocol):
     async def take(self, owner: str, *, max_tokens: int, max_jobs: int, is_idle: bool = True) -> Taken:
         """Jobs in order of `due` while their tokens fit; an empty result when none fits or none waits.
 
-        A job that failed before may be what brings workers down. It is taken alone, and only by an owner that computes
-        nothing else (`is_idle`), so that it fails alone.
+        A job that failed before may be what brings workers down. It is taken alone, and only by an owner with nothing
+        else in its engine (`is_idle`), so that it fails alone.
         """
 
     async def wait(self, timeout_s: float) -> bool:

@@ -94,7 +94,7 @@ class MemoryQueue:
             deadline_ms=now + job.deadline_s * 1000,
         )
         self._entries[entry.entry_id] = entry
-        self._requests[key] = _Request(state="queued", entry_id=entry.entry_id)
+        self._requests[key] = _Request(state="queued", entry_id=entry.entry_id, failures=job.failures)
         self._announce()
         return entry.entry_id
 

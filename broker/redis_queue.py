@@ -56,6 +56,7 @@ class RedisPrefillQueue:
             tenant_cost_ms(tokens, settings),
             _ms(settings.tenant_debt_s),
             GROUP,
+            job.failures,
         )
         entry: tuple[Argument, ...] = ("id", job.request_id, "gen", job.gen, "tokens", tokens, "priority", job.priority)
         entry += ("mode", job.mode, "tenant", job.tenant, "gateway", job.gateway, "gateway_id", job.gateway_id)

@@ -65,6 +65,8 @@ class Exchange:
     """Of the decode worker that has Go, or had it last."""
     is_unlisted: bool = False
     """That worker's last list of open requests did not name it."""
+    failed_prefills: int = 0
+    """Times that its KV never came: the queue counts them on, over all gens."""
     first_admit: Admit | None = None
     """Of the one that sent the first token: its prefill is the one that the client's prompt was charged for."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import structlog
 
 from gateway.exchange import Exchange
 from gateway.metrics import GatewayMetrics
 
+_KV_NEVER_CAME: Final = "kv_transfer_failed"
 log = structlog.get_logger(__name__)
 
 
 def note_migration(exchange: Exchange, reason: str, metrics: GatewayMetrics) -> None:
+    exchange.failed_prefills += reason == _KV_NEVER_CAME  # the prompt itself may be what kills prefill workers
     resume = resume_kind(exchange)
     metrics.migrations.labels(reason, resume).inc()
     log.warning(

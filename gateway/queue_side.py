@@ -188,6 +188,7 @@ class QueueSide:
             tenant=exchange.tenant,
             priority=exchange.priority,
             traceparent=exchange.traceparent,
+            failures=exchange.failed_prefills,
             prefill_ms=self._estimate_ms(num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)),
         )
         try:

@@ -113,7 +113,7 @@ class Taker:
     async def _take(self, max_tokens: int, max_jobs: int) -> Taken:
         if self._has_unknown_take:
             await self._return_unknown()
-        is_idle = not self._held_jobs.computing_tokens
+        is_idle = self._ledger.is_empty  # also of KV that is still to be read or written
         taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs, is_idle=is_idle)
         for lease in taken.leases:
             self._on_lease(lease)

@@ -1,7 +1,8 @@
 -- Adds a job once per (request id, gen); a cancelled one is not queued (cancel beats enqueue).
 -- KEYS 1 stream, 2 ready, 3 req, 4 job, 5 tenants, 6 clock
 -- ARGV 1 payload, 2 ms from arrival to due, 3 ms from arrival to the deadline, 4 tenant, 5 ms that this job moves its
---      tenant's virtual time, 6 most ms that this time may run ahead, 7 group, 8.. fields of the stream entry
+--      tenant's virtual time, 6 most ms that this time may run ahead, 7 group, 8 failures so far,
+--      9.. fields of the stream entry
 -- Returns {1, entry id} or {0, ''}. SET is the first write, so a full Redis refuses before anything is written.
 local known = redis.call('HMGET', KEYS[3], 'state', 'entry')
 if known[1] == 'cancelled' then return {0, ''} end
@@ -21,12 +22,12 @@ local due = string.format('%.3f', start + tonumber(ARGV[2]) + redis.call('HINCRB
 local deadline = whole(now + tonumber(ARGV[3]))
 
 local entry = {'XADD', KEYS[1], '*'}
-for i = 8, #ARGV do entry[#entry + 1] = ARGV[i] end
+for i = 9, #ARGV do entry[#entry + 1] = ARGV[i] end
 for _, field in ipairs({'v', ENTRY_VERSION, 'due', due, 'deadline', deadline}) do entry[#entry + 1] = field end
 local is_first = redis.call('EXISTS', KEYS[1]) == 0
 local id = redis.call(unpack(entry))
 if is_first then redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[7], '0') end -- XPENDING answers before any worker came
-redis.call('HSET', KEYS[3], 'state', 'queued', 'attempt', '0', 'failures', '0', 'causes', '', 'worker', '', 'decode', '',
-  'reason', '', 'entry', id, 'enqueued', whole(now), 'due', due, 'deadline', deadline)
+redis.call('HSET', KEYS[3], 'state', 'queued', 'attempt', '0', 'failures', ARGV[8], 'causes', '', 'worker', '',
+  'decode', '', 'reason', '', 'entry', id, 'enqueued', whole(now), 'due', due, 'deadline', deadline)
 redis.call('ZADD', KEYS[2], due, id)
 return {1, id}

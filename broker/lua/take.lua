@@ -1,11 +1,11 @@
 -- Leases to `owner` the jobs that are due first, in strict order, while their tokens fit; ends hopeless ones on the way.
 -- KEYS 1 stream, 2 ready, 3 dead, 4 clock, 5 workers, 6 wake
 -- ARGV 1 group, 2 owner, 3 key prefix, 4 most tokens, 5 most jobs, 6 most entries looked at, 7 gap ms, 8 orphan ms,
---      9 req TTL ms, 10 dead payload TTL ms, 11 most dead letters, 12 1: the owner computes nothing else
+--      9 req TTL ms, 10 dead payload TTL ms, 11 most dead letters, 12 1: the owner has nothing else in its engine
 -- Returns {1 when it stopped at the look limit, jobs left in ready, newest stream id, newest wake id, leases, dead jobs};
 --   a lease is
 --   {entry, id, gen, attempt, failures, ms to the deadline, ms waited, payload}.
--- A job that failed before is leased alone, to an owner that computes nothing else: what it does, it does to itself.
+-- A job that failed before is leased alone, to an owner with nothing else in its engine: what it does, it does to itself.
 -- The newest ids are of the same instant as an empty result: a sleeper that reads from them misses nothing.
 redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1) -- NOGROUP comes out here, before anything is written
 local now = now_ms()

@@ -49,3 +49,16 @@ async def test_giving_back_without_a_failure_makes_no_job_suspect(store: Store) 
     await store.queue.give_back(await take_one(store.queue), failure=None)
 
     assert await names(store, is_idle=False) == ["a", "b"]
+
+
+async def test_failures_of_lower_gens_count_on(store: Store) -> None:
+    await store.queue.enqueue(job("r", gen=3, failures=2))
+    await store.queue.enqueue(job("after"))
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=8)
+    (lease,) = taken.leases
+    dead = await store.queue.give_back(lease, failure="crash")
+
+    assert (lease.job.request_id, lease.failures) == ("r", 2)
+    assert dead is not None
+    assert dead.reason == "max_attempts"

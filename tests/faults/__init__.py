@@ -15,6 +15,7 @@ F3   test_f03_all_prefill_killed.py
 F5   test_f05_decode_killed.py
      pipeline/test_worker_deaths.py::test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once
 F6   test_f06_same_address.py
+F9   test_f09_poison.py
 F11  test_f11_f33_early_ends.py
 F13  test_f13_f14_f40_clients.py
 F14  test_f13_f14_f40_clients.py

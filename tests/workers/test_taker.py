@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from broker.base import DeadJob, JobLease, Taken
 from broker.delivery import QueueSettings
@@ -55,9 +56,9 @@ class CutShortQueue(MemoryQueue):
 
     is_first = True
 
-    async def take(self, owner: str, *, max_tokens: int, max_jobs: int) -> Taken:
+    async def take(self, owner: str, **limits: Any) -> Taken:
         if not self.is_first:
-            return await super().take(owner, max_tokens=max_tokens, max_jobs=max_jobs)
+            return await super().take(owner, **limits)
         self.is_first = False
         dead = DeadJob(
             request_id="late",
