@@ -19,7 +19,9 @@ F9   test_f09_poison.py
 F11  test_f11_f33_early_ends.py
 F13  test_f13_f14_f40_clients.py
 F14  test_f13_f14_f40_clients.py
-F29  test_f29_half_open.py
+F26  test_f26_f27_f29_links.py
+F27  test_f26_f27_f29_links.py
+F29  test_f26_f27_f29_links.py
      wire/test_half_open.py
 F30  test_f30_delivered_twice.py
 F31  test_f01_prefill_killed.py

@@ -1,7 +1,9 @@
 """A proxy for notices, in a thread of its own: whole messages are lost, delayed, repeated and reordered.
 
-    with NoticeProxy(inbox_endpoint, host=ADVERTISED, port=p) as proxy:
-        proxy.fate = lambda passing: LOST if passing.kind == "KvReady" and passing.number <= 2 else ON_TIME
+    def fate(passing):
+        return LOST if isinstance(passing.message, KvReady) and passing.number <= 2 else ON_TIME
+
+    with NoticeProxy(inbox_endpoint, host=ADVERTISED, port=p, fate=fate):
 
 A message's fate is when it arrives: so many seconds later each, not at all, or several times. Unlike a connection, its
 stream may have holes here; what a cut connection swallows looks like this to both ends.
@@ -36,21 +38,15 @@ _LIMIT_S: Final = 10.0
 class Passing:
     """A message on its way."""
 
-    kind: str
     message: Any
-    is_answer: bool
-    """From the inbox, not to it."""
     number: int
     """Of its kind and request, from 1; repeats count."""
 
 
 class NoticeProxy:
-    def __init__(self, target: str, *, host: str, port: int) -> None:
-        """`target`: endpoint of the inbox."""
-        self.fate: Callable[[Passing], Fate] = lambda passing: ON_TIME
-        """Called in the proxy's thread."""
-        self.seen: Counter[str] = Counter()
-        """Messages by kind, and `lost`, `late`, `doubled` for what became of them."""
+    def __init__(self, target: str, *, host: str, port: int, fate: Callable[[Passing], Fate]) -> None:
+        """`target`: endpoint of the inbox. `fate` is called in the proxy's thread."""
+        self._fate = fate
         self._target = target
         self._endpoint = tcp_endpoint(host, port)
         self._numbers: Counter[tuple[str, str]] = Counter()
@@ -87,7 +83,7 @@ class NoticeProxy:
                 for client, back in list(backs.items()):
                     if back in ready:
                         (data,) = back.recv_multipart()
-                        self._pass_on(front, [client, data], is_answer=True)
+                        self._pass_on(front, [client, data])
                 if front in ready:
                     client, data = front.recv_multipart()
                     if client not in backs:
@@ -95,7 +91,7 @@ class NoticeProxy:
                         back.setsockopt(zmq.IDENTITY, client)
                         back.connect(self._target)
                         poller.register(back, zmq.POLLIN)
-                    self._pass_on(backs[client], [data], is_answer=False)
+                    self._pass_on(backs[client], [data])
                 while self._due and self._due[0][0] <= time.monotonic():
                     _, _, to, frames = heapq.heappop(self._due)
                     with contextlib.suppress(zmq.Again):
@@ -103,15 +99,9 @@ class NoticeProxy:
         finally:
             context.destroy(linger=0)
 
-    def _pass_on(self, to: zmq.Socket[bytes], frames: list[bytes], *, is_answer: bool) -> None:
+    def _pass_on(self, to: zmq.Socket[bytes], frames: list[bytes]) -> None:
         message, _ = NOTICES.decode(frames[-1])
-        kind = type(message).__name__
-        of = kind, getattr(message, "request_id", "")
+        of = type(message).__name__, getattr(message, "request_id", "")
         self._numbers[of] += 1
-        fate = self.fate(Passing(kind=kind, message=message, is_answer=is_answer, number=self._numbers[of]))
-        self.seen[kind] += 1
-        self.seen["lost"] += not fate
-        self.seen["doubled"] += len(fate) > 1
-        self.seen["late"] += any(fate)
-        for delay_s in fate:
+        for delay_s in self._fate(Passing(message=message, number=self._numbers[of])):
             heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), to, frames))

@@ -1,16 +1,22 @@
-"""F29: half-open connections between processes: one end has lost them, the other is not told. Each link in turn."""
+"""Links between processes. F26, F27: notices and their answers are lost, late, doubled and out of order.
+F29: connections are half open: one end has lost them, the other one is not told.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
+from pdq.wire.endpoints import tcp_endpoint
 from tests.faults.conftest import ENVIRON, RECOVERY_S
+from tests.faults.notice_proxy import NoticeProxy
 from tests.faults.stage import Stage
 from tests.faults.tcp_proxy import ADVERTISED, TcpProxy
+from tests.faults.unreliable import SCENARIOS, Unreliable
 from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually, shared
 from tests.pipeline.ledger import Ledger
@@ -29,11 +35,15 @@ async def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def gateway_link(pipeline: Pipeline) -> AsyncIterator[TcpProxy]:
-    """In front of the gateway's inbox."""
+async def gateway_port(pipeline: Pipeline) -> int:
+    """Of the gateway's inbox, which others look for at ADVERTISED."""
     (gateway,) = (record for record in (await pipeline.workers()).values() if record["role"] == "gateway")
-    port = int(gateway["endpoint"].rpartition(":")[2])
-    with TcpProxy(("127.0.0.1", port), host=ADVERTISED, port=port) as proxy:
+    return int(gateway["endpoint"].rpartition(":")[2])
+
+
+@pytest.fixture
+def gateway_link(gateway_port: int) -> Iterator[TcpProxy]:
+    with TcpProxy(("127.0.0.1", gateway_port), host=ADVERTISED, port=gateway_port) as proxy:
         yield proxy
 
 
@@ -43,6 +53,45 @@ def decode_link() -> Iterator[TcpProxy]:
     port = free_port()
     with TcpProxy(("127.0.0.1", port), host=ADVERTISED, port=port) as proxy:
         yield proxy
+
+
+async def test_notices_that_are_lost_late_doubled_or_out_of_order_cost_nobody_an_answer_and_double_none(
+    stage: Stage, ledger: Ledger, gateway_port: int
+) -> None:
+    network = Unreliable(seed=1)
+    ports = [free_port() for _ in range(2)]
+    with contextlib.ExitStack() as proxies:
+        for port in (gateway_port, *ports):
+            proxies.enter_context(
+                NoticeProxy(tcp_endpoint("127.0.0.1", port), host=ADVERTISED, port=port, fate=network.fate)
+            )
+        await stage.spawn("prefill")
+        for port in ports:
+            await stage.spawn("decode", "--inbox-port", str(port), "--advertise-host", ADVERTISED)
+        await stage.serving(*stage.workers)
+        await stage.ready()
+        asking = [
+            asyncio.create_task(ledger.ask(f"{name} {stream} " * 9, stream=stream, max_tokens=12), name=name)
+            for name in SCENARIOS
+            for stream in (True, False)
+        ]
+        late = await stage.late(asking, RECOVERY_S)
+        assert not late
+
+        network.is_random = True
+        prompts = [f"{number} whatever happens " * 9 for number in range(30)]
+        asking = [
+            asyncio.create_task(ledger.ask(prompt, stream=number % 2 == 0, max_tokens=12), name=prompt)
+            for number, prompt in enumerate(prompts)
+        ]
+        late = await stage.late(asking, 2 * RECOVERY_S)
+        network.is_random = False
+        assert not late
+        await stage.pipeline.quiet()
+
+    ledger.all_right()
+    assert set(network.scenario_of.values()) >= set(SCENARIOS)
+    assert all(len(workers) == 1 for workers in network.workers.values()), "one pair, one decode worker with Go"
 
 
 async def test_a_decode_worker_whose_link_to_the_gateway_is_half_open_repeats_its_tokens_over_another(
