@@ -166,9 +166,11 @@ class TcpProxy:
         connection = _Connection(writer, server_writer)
         self._connections.add(connection)
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(connection, Way.TO_SERVER, reader, server_writer))
-                group.create_task(self._pump(connection, Way.TO_CLIENT, server_reader, writer))
+            # The end of the proxy cancels this: the streams' own callback would log it.
+            with contextlib.suppress(asyncio.CancelledError):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pump(connection, Way.TO_SERVER, reader, server_writer))
+                    group.create_task(self._pump(connection, Way.TO_CLIENT, server_reader, writer))
         finally:
             self._connections.discard(connection)
             self._tasks.discard(task)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ async def test_notices_that_are_lost_late_doubled_or_out_of_order_cost_nobody_an
 
 
 async def test_a_decode_worker_whose_link_to_the_gateway_is_half_open_repeats_its_tokens_over_another(
-    stage: Stage, ledger: Ledger, gateway_link: TcpProxy
+    gateway_link: TcpProxy, stage: Stage, ledger: Ledger
 ) -> None:
     await asyncio.gather(stage.start("prefill"), stage.start("decode", *SLOW))
     await stage.ready()
@@ -113,7 +113,7 @@ async def test_a_decode_worker_whose_link_to_the_gateway_is_half_open_repeats_it
 
 
 async def test_a_decode_worker_that_others_reach_by_half_open_links_is_asked_over_others(
-    stage: Stage, ledger: Ledger, gateway_link: TcpProxy, decode_link: TcpProxy
+    gateway_link: TcpProxy, decode_link: TcpProxy, stage: Stage, ledger: Ledger
 ) -> None:
     listens = ("--inbox-port", str(decode_link.port), "--advertise-host", decode_link.host)
     await asyncio.gather(stage.start("prefill"), stage.start("decode", *SLOW, *listens))
