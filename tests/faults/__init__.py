@@ -19,6 +19,8 @@ F9   test_f09_poison.py
 F11  test_f11_f33_early_ends.py
 F13  test_f13_f14_f40_clients.py
 F14  test_f13_f14_f40_clients.py
+F24  test_f24_prefill_cut_off_from_redis.py
+F25  test_f25_gateway_cut_off_from_redis.py
 F26  test_f26_f27_f29_links.py
 F27  test_f26_f27_f29_links.py
 F29  test_f26_f27_f29_links.py
