@@ -149,6 +149,7 @@ class PluginScheduler:
         meta = self._half.build_connector_meta(
             self._tables.chunks(scheduler_output), scheduler_output.preempted_req_ids or ()
         )
+        self._half.take_gone()  # vLLM has no way to fail a request that waits: its load will fail, with the same reason
         refused, self._refused = self._refused, []
         external, self._external = self._external, []
         return PluginStep(meta=meta, refused=tuple(refused), external=tuple(external), has_news=bool(self._news))

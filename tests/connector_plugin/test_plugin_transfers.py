@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from connector.memory_transport import MemoryFabric
+from tests.connector_plugin.fake_engine import FakeEngine
 from tests.connector_plugin.pairs import continuation, engines
 
 PROMPT = list(range(100, 130))
@@ -69,3 +71,11 @@ def test_prefills_and_decodes_run_side_by_side(plugin: ModuleType) -> None:
             assert pair.end(f"d-{name}") == ("FINISHED_LENGTH_CAPPED", continuation(ids, 4))
         assert pair.d.news["transfers"].keys() == {f"d-{name}" for name in prompts}
         pair.check_all_is_free()
+
+
+def test_a_side_channel_port_that_is_taken_names_the_setting(plugin: ModuleType) -> None:
+    with engines(plugin) as pair:
+        port = pair.p.config.kv_transfer_config.kv_port
+
+        with pytest.raises(OSError, match=f"{port}.*kv_port"):
+            FakeEngine(plugin, MemoryFabric(), role="kv_producer", port=port, settings={})
