@@ -17,7 +17,7 @@ from broker.registry_settings import RegistrySettings
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.settings import DecodeWorkerSettings
 from decode_worker.worker import DecodeWorker
-from engine.factory import EngineProcessSettings, create_engine, engine_ports, start_engine
+from engine.factory import EngineProcessSettings, create_engine, engine_collectors, engine_ports, start_engine
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.metrics import MetricsListener, metrics_ports, new_registry
 from pdq.runtime.model import ModelSettings
@@ -56,6 +56,8 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     check_ports([inbox_port, *metrics_ports(settings.runtime), *engine_ports(settings.engine)])
     engine = create_engine(settings.engine, settings.model, settings.runtime, role="consumer", worker_id=worker_id)
     metrics = new_registry()
+    for collector in engine_collectors(settings.engine):
+        metrics.register(collector)
     listener = MetricsListener(metrics, host=settings.runtime.metrics_host, port=settings.runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:

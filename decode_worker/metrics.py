@@ -8,6 +8,7 @@ from typing import Final, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from broker.base import WorkerRecord
+from engine.base import EngineStats
 from pdq.wire.types import TransferStats
 
 RequestOutcome = Literal["finished", "failed", "cancelled", "not_admitted", "stopped"]
@@ -68,7 +69,7 @@ class DecodeMetrics:
         self._seconds.inc(transfer.seconds)
         self._descriptors.inc(transfer.num_descriptors)
 
-    def watch(self, record: Callable[[], WorkerRecord]) -> None:
+    def watch(self, record: Callable[[], WorkerRecord], stats: Callable[[], EngineStats | None]) -> None:
         """Gauges that are read when somebody looks, from the listener's thread."""
         for name, text, read in (
             ("pdq_decode_running", "Requests that the engine decodes", lambda: record().running),
@@ -77,3 +78,5 @@ class DecodeMetrics:
             ("pdq_kv_blocks_total", "KV blocks of the pool", lambda: record().total_blocks),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)
+        preemptions = Gauge("pdq_engine_preemptions", "Since the start, of requests by others", registry=self._registry)
+        preemptions.set_function(lambda: found.num_preemptions if (found := stats()) else 0)

@@ -85,7 +85,7 @@ class DecodeWorker:
         self._stall_watch = StallWatch(
             self._progress, exit_s=stall_exit_s, clock=clock, on_stall=self._requests.fail_stalled
         )
-        metrics.watch(self.record)
+        metrics.watch(self.record, lambda: self._stats)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain, then finishes what it decodes, within the grace.

@@ -92,6 +92,8 @@ class EngineStats:
     """Not started, or waiting for remote KV."""
     pinned: int
     """Finished prefills whose blocks a reader may still need."""
+    num_preemptions: int = 0
+    """Since the start: how often a request's blocks were taken away for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prometheus_client.registry import Collector
+
 from connector.settings import ConnectorSettings
 from connector.validate import installation_problems, problems
 from engine.base import Engine, EngineError, EngineInfo
@@ -14,6 +16,7 @@ from engine.embedded.client import ENGINE_COMMAND, EmbeddedEngine
 from engine.embedded.settings import EngineSettings
 from engine.vllm.checks import problems as vllm_problems
 from engine.vllm.checks import tp_size_of
+from engine.vllm.prometheus import VllmCollector
 from engine.vllm.settings import VllmSettings
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.errors import StartupError
@@ -112,6 +115,11 @@ def _vllm(
         )
     except EngineError as error:
         raise StartupError(str(error)) from error
+
+
+def engine_collectors(settings: EngineProcessSettings) -> list[Collector]:
+    """Prometheus figures that the engine keeps itself, for the registry of the process."""
+    return [VllmCollector()] if settings.engine.engine == "vllm" else []
 
 
 async def start_engine(engine: Engine) -> EngineInfo:

@@ -17,7 +17,7 @@ from broker.redis_client import RedisSettings
 from broker.redis_queue import RedisPrefillQueue
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
-from engine.factory import EngineProcessSettings, create_engine, engine_ports, start_engine
+from engine.factory import EngineProcessSettings, create_engine, engine_collectors, engine_ports, start_engine
 from pdq.runtime.common import RuntimeSettings
 from pdq.runtime.metrics import MetricsListener, metrics_ports, new_registry
 from pdq.runtime.model import ModelSettings
@@ -62,6 +62,8 @@ async def serve(settings: Settings, drain: Drain, worker_id: str) -> None:
     check_ports([inbox_port, *metrics_ports(settings.runtime), *engine_ports(settings.engine)])
     engine = create_engine(settings.engine, settings.model, settings.runtime, role="producer", worker_id=worker_id)
     metrics = new_registry()
+    for collector in engine_collectors(settings.engine):
+        metrics.register(collector)
     listener = MetricsListener(metrics, host=settings.runtime.metrics_host, port=settings.runtime.metrics_port)
     calls = RedisCalls(settings.redis, client_name=worker_id)
     try:

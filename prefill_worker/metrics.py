@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from broker.base import WorkerRecord
 from broker.delivery import cause_of
+from engine.base import EngineStats
 from prefill_worker.held import HeldJob
 
 _TIME_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -86,7 +87,7 @@ class PrefillMetrics:
         self._jobs.labels(held.outcome.value).inc()
         self._leases.dec()
 
-    def watch(self, record: Callable[[], WorkerRecord]) -> None:
+    def watch(self, record: Callable[[], WorkerRecord], stats: Callable[[], EngineStats | None]) -> None:
         """Gauges that are read when somebody looks, from the listener's thread."""
         for name, text, read in (
             ("pdq_prefill_running", "Prefills that the engine computes", lambda: record().running),
@@ -95,3 +96,5 @@ class PrefillMetrics:
             ("pdq_kv_blocks_total", "KV blocks of the pool", lambda: record().total_blocks),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)
+        preemptions = Gauge("pdq_engine_preemptions", "Since the start, of requests by others", registry=self._registry)
+        preemptions.set_function(lambda: found.num_preemptions if (found := stats()) else 0)

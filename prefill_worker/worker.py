@@ -116,7 +116,7 @@ class PrefillWorker:
         self._stall_watch = StallWatch(
             self._progress, exit_s=stall_exit_s, clock=clock, on_stall=self._leases.renew_soon
         )
-        metrics.watch(self.record)
+        metrics.watch(self.record, lambda: self._stats)
 
     async def run(self, drain: Drain, membership: Membership) -> None:
         """Serves until the drain; then finishes what is held, within the grace.

@@ -110,6 +110,7 @@ class EngineCore:
             running=running,
             waiting=waiting,
             pinned=pinned,
+            num_preemptions=self.scheduler.num_preemptions,
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import structlog
 from engine.base import EngineError, EngineInfo, EngineRequest, EngineStats, LoadKv, ReceiveKv, StepOutputs
 from engine.kv_params import kv_params
 from engine.vllm.launch import Started
+from engine.vllm.prometheus import StatsRecorder
 from engine.vllm.requests import OpenRequests, State
 from engine.vllm.sampling import sampling_arguments
 from pdq.wire.types import KvSource, Pair, SamplingParams, pack_ids, unpack_ids
@@ -73,6 +74,7 @@ class VllmEngine:
         self._failure: str | None = None
         self._is_stopping = False
         self._numbers = itertools.count(1)
+        self._recorder: StatsRecorder | None = None
         self._num_steps = 0
         self._num_running = 0
         self._kv_usage = 0.0
@@ -80,6 +82,7 @@ class VllmEngine:
     async def start(self) -> EngineInfo:
         """Returns when vLLM is ready. Raises EngineError with its reason."""
         started = self._started = await self._processes.start()
+        self._recorder = StatsRecorder(started.llm.logger_manager)
         await self._warm_up(started)
         self._pump = asyncio.create_task(self._take_steps(started.llm.engine_core), name="vllm-steps")
         info = self._info(started)
@@ -234,6 +237,8 @@ class VllmEngine:
         if (stats := step.scheduler_stats) is not None:
             self._num_running, self._kv_usage = stats.num_running_reqs, stats.kv_cache_usage
             news = stats.kv_connector_stats
+            if self._recorder is not None:
+                self._recorder.on_step(stats, has_outputs=bool(step.outputs), now=time.monotonic())
         self._requests.on_step(step.outputs, news)
         if self._requests.has_news:
             self._news.set()
@@ -257,6 +262,7 @@ class VllmEngine:
             running=running,
             waiting=num_open - running,
             pinned=num_pinned,
+            num_preemptions=self._requests.num_preemptions,
         )
 
     def _info(self, started: Started) -> EngineInfo:

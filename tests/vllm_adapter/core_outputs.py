@@ -71,5 +71,10 @@ def output(*token_ids: int, name: str = "r1", finish: str | None = None, **more:
 
 def step(*outputs: SimpleNamespace, running: int = 0, usage: float = 0.0, news: Any = None) -> SimpleNamespace:
     """One message of the engine core."""
-    stats = SimpleNamespace(num_running_reqs=running, kv_cache_usage=usage, kv_connector_stats=news)
+    stats = SimpleNamespace(
+        num_running_reqs=running,
+        kv_cache_usage=usage,
+        kv_connector_stats=news,
+        prefix_cache_stats=SimpleNamespace(requests=0),
+    )
     return SimpleNamespace(outputs=list(outputs), scheduler_stats=stats)

@@ -24,6 +24,7 @@ class FakeLlm:
     def __init__(self) -> None:
         self.engine_core = self
         self.input_processor = self
+        self.logger_manager = None
         self.requests: list[SimpleNamespace] = []
         self.aborted: list[str] = []
         self.rejected: list[dict[str, Any]] = []

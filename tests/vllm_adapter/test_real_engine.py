@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.base import EngineError, EngineOutput, EngineRequest, LoadKv, PrefillOnly
+from engine.vllm.prometheus import VllmCollector
 from pdq.wire.types import Pair, SamplingParams, pack_ids, unpack_ids
 from tests.vllm_adapter.core_outputs import TICKET
 from tests.vllm_adapter.real_engines import MAX_MODEL_LEN, Reader, engine_processes, new_engine
@@ -198,6 +201,17 @@ async def test_a_prefill_worker_that_is_asked_to_load_says_that_it_can_not(reade
 
     assert failed.error is not None
     await reader.until_released(asked.engine_request_id)
+
+
+async def test_vllms_figures_can_be_scraped(reader):
+    await reader.run(request())
+    registry = CollectorRegistry()
+    registry.register(VllmCollector())
+
+    text = generate_latest(registry).decode()
+
+    assert re.search(r"^vllm:prefix_cache_queries_total\{.*\} [1-9]", text, re.M), text
+    assert "vllm:pdq_" in text
 
 
 async def test_all_blocks_are_free_in_the_end(reader):
