@@ -70,7 +70,7 @@ class Books:
             name, _, rest = key.removeprefix(keys.prefix).partition(":")
             if name not in _LASTING and await redis.ttl(key) == -1:
                 found.append(f"{key} for ever")
-            if name == "job" and (await redis.hget(keys.prefix + "req:" + rest, "state")) != b"dead":
+            if name == "job" and (await redis.hget(keys.prefix + "req:" + rest, "state")) not in (b"dead", None):
                 found.append(f"{key}, of a job that has ended")
         return "; ".join(found)
 
