@@ -9,7 +9,7 @@ from broker.base import JobLease, Taken
 from broker.links import NoticePeers
 from broker.messages import Notice
 from broker.redis_queue import RedisPrefillQueue
-from connector.transport import PendingRead, Transport
+from connector.transport import PendingRead, Transport, TransportError
 from engine.embedded.runner import Chunk, ChunkResult, LayerHook
 from engine.embedded.sim_runner import SimRunner
 from tests.faults.points import Points
@@ -69,6 +69,10 @@ Ranges = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Local addresses, the peer's, lengths."""
 
 
+CANNOT_FENCE = "can't fence"
+"""Among a worker's points: its engine's transport never succeeds in replacing itself, as on RDMA."""
+
+
 class StoppableTransport:
     """The KV transport of an engine. A call that stops half-way is two calls, each for half of every range."""
 
@@ -91,6 +95,11 @@ class StoppableTransport:
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         self._inner.write(peer, *self._half_way(self._inner.write, "half written", peer, (local, remote, lengths)))
         self._at("written", peer)
+
+    def fence(self) -> None:
+        if CANNOT_FENCE in self._points.names:
+            raise TransportError("this transport can't be fenced")
+        self._inner.fence()
 
     def _half_way(self, move: Callable[..., None], point: str, peer: str, ranges: Ranges) -> Ranges:
         """What is left to be moved."""
