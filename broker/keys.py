@@ -14,7 +14,7 @@
 | `pdq:{m}:config` | hash | what holds for every process of the model: `mode`. Set by the first one, TTL `registry_ttl_s` after the last one |
 | `pdq:{m}:scale` | hash | a row per `pdq up` (`<host>:<run folder>`): the worker processes that it shall run, `prefill=3 decode=2`. TTL `registry_ttl_s` |
 | `pdq:{m}:up:<name>` | hash | what a `pdq up` runs: `prefill decode` (ready), `starting draining pids problem wish`. TTL `registry_ttl_s` |
-| `pdq:{m}:workers` | zset | worker ids, score = last heartbeat (ms, Redis time) |
+| `pdq:{m}:workers` | zset | worker ids, score = last heartbeat (ms, Redis time); also of processes that have left, for `registry_forget_s` |
 | `pdq:{m}:worker:<id>` | hash | the worker's record; `drain` = 1 asks it to drain. TTL `registry_ttl_s` |
 """  # noqa: E501 - a table row is one line
 

@@ -64,9 +64,9 @@ class RedisRegistry:
         return fields(await self._calls.run("agree", (self.keys.config,), args))
 
     async def remove(self, worker_id: str) -> None:
+        """Its last heartbeat stays for `registry_forget_s`: jobs that a gateway leaves behind are told by it."""
         self._known.pop(worker_id, None)
-        beat = self._calls.submit(("ZREM", self.keys.workers, worker_id))
-        await asyncio.gather(beat, self._calls.submit(("UNLINK", self.keys.worker(worker_id))))
+        await self._calls.call("UNLINK", self.keys.worker(worker_id))
 
     async def ask_to_drain(self, worker_id: str) -> bool:
         return bool(await self._calls.run("drain", (self.keys.worker(worker_id), self.keys.scale), ("", "")))

@@ -97,6 +97,22 @@ async def test_jobs_of_a_gateway_that_is_gone_end_at_the_renewal(redis_store: Re
     assert not await redis_store.calls.call("EXISTS", keys.job("orphan", 1))
 
 
+async def test_jobs_that_a_gateway_leaves_behind_when_it_ends_are_nobody_s_too(redis_store: RedisStore) -> None:
+    """It could not take them out: Redis was away during its drain."""
+    queue = redis_store.other(orphan_s=0.05)
+    await queue.enqueue(job("left behind", gateway_id="gateway-a"))
+    await redis_store.registry.heartbeat(record("gateway-a", role="gateway"))
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=60)
+    await redis_store.registry.remove("gateway-a")
+
+    async def is_over() -> bool:
+        return bool((await queue.take("p1", max_tokens=0, max_jobs=1)).dead)
+
+    await eventually(is_over)
+    assert await redis_store.state("left behind") == "orphaned"
+    assert await redis_store.registry.workers() == ()
+
+
 async def test_no_gateway_is_gone_just_after_a_gap_or_when_it_never_registered(redis_store: RedisStore) -> None:
     queue, keys = redis_store.queue, redis_store.queue.keys
     await queue.enqueue(job("silent", gateway_id="gateway-silent"))
