@@ -6,7 +6,8 @@ set -euo pipefail
 PATH="$PATH:/usr/sbin:/sbin"
 python="${PYTHON:-python3}"
 
-has_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
+libraries="$(ldconfig -p 2>/dev/null)" # no pipe into grep -q: it ends first, and pipefail takes that for a failure
+has_library() { [[ "$libraries" == *"$1"* ]]; }
 has_command() { command -v "$1" >/dev/null 2>&1; }
 
 needed=()
