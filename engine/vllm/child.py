@@ -31,6 +31,8 @@ def register() -> None:
         return
     child = Child.from_text(text)
     _registered.append(child)
+    # Ctrl-C goes to every process of a terminal, but it is the worker's to drain and to stop its engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with, args=(parent.sentinel,), name="pdq-parent-watch", daemon=True).start()
     logs.configure(child.log_level, child.log_json, child.role, child.worker_id)
     logging.captureWarnings(True)

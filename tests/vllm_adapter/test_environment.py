@@ -60,13 +60,13 @@ def test_what_vllms_processes_logged_as_exceptions_is_kept_once_each_in_order(tm
 
 
 PARENT = """
-import multiprocessing, sys, time
+import multiprocessing, signal, time
 from engine.vllm import child
 
 def work(connection):
     child.register()
     child.register()
-    connection.send("registered")
+    connection.send(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
     time.sleep(300)
 
 if __name__ == "__main__":
@@ -74,19 +74,19 @@ if __name__ == "__main__":
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,))
     process.start()
-    ours.recv()
-    print(process.pid, flush=True)
+    print(process.pid, ours.recv(), flush=True)
     time.sleep(300)
 """
 
 
-def test_a_process_of_vllm_dies_with_a_worker_that_is_killed(tmp_path: Path):
+def test_a_process_of_vllm_leaves_interrupts_to_its_worker_and_dies_with_it(tmp_path: Path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     environ = {**environment(), CHILD_VARIABLE: CHILD.to_text(), "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
+        pid, ignores_interrupts = parent.stdout.readline().split()
+        child = psutil.Process(int(pid))
         try:
             parent.send_signal(signal.SIGKILL)
 
@@ -96,6 +96,7 @@ def test_a_process_of_vllm_dies_with_a_worker_that_is_killed(tmp_path: Path):
                 child.kill()
 
     assert gone == [child]
+    assert ignores_interrupts == "True"
 
 
 def test_kept_ports_are_free_for_zeromq_and_nobody_else_is_given_one():
