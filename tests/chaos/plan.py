@@ -46,6 +46,7 @@ class Kind(StrEnum):
 
 TAKES_A_WORKER: Final = frozenset({Kind.KILL, Kind.KILL_ENGINE, Kind.HANG, Kind.HANG_WORKER, Kind.HANG_ENGINE})
 """After these the requests of one worker stand still until somebody else goes on with them."""
+_ENDS_A_WORKER: Final = frozenset({Kind.KILL, Kind.KILL_ENGINE, Kind.TERMINATE})
 _WEIGHTS: Final = {
     Kind.KILL: 5,
     Kind.KILL_ENGINE: 3,
@@ -89,8 +90,9 @@ class Strike:
 
 
 def strikes(seed: int, seconds: float, kinds: Iterable[Kind] = tuple(Kind)) -> tuple[Strike, ...]:
-    """In order of time: storms, in which strikes overlap and all workers of a role may be away at once; after each some
-    single strikes at workers, far apart, to see what one alone does. What hangs isn't struck again before it wakes up.
+    """In order of time: storms, in which strikes overlap; after each some single strikes at workers, far apart, to see
+    what one alone does. In a storm one worker of each role may hang but isn't ended: how long it takes until a process
+    has started again says little about pdq. What hangs isn't struck again before it wakes up.
     """
     rng = random.Random(f"strikes {seed}")
     allowed = [kind for kind in Kind if kind in frozenset(kinds)]
@@ -99,10 +101,11 @@ def strikes(seed: int, seconds: float, kinds: Iterable[Kind] = tuple(Kind)) -> t
     hangs_until: dict[str, float] = {}
     at_s = QUIET_START_S
     num_in_storm, num_calm = rng.choice(STORM), 0
+    spared = _spared(rng)
     while at_s < seconds - LONGEST_S:
         choice = allowed if num_in_storm else calm
         kind = rng.choices(choice, [_WEIGHTS[kind] for kind in choice])[0]
-        victim, lasts_s = _victim(kind, rng), rng.choice(_LASTS_S.get(kind, (0.0,)))
+        victim, lasts_s = _victim(kind, rng, spared), rng.choice(_LASTS_S.get(kind, (0.0,)))
         if hangs_until.get(victim, 0.0) <= at_s:
             hangs_until[victim] = at_s + lasts_s + (1.0 if victim == "redis" else 0.0)
             planned.append(Strike(number=len(planned) + 1, at_s=at_s, kind=kind, victim=victim, lasts_s=lasts_s))
@@ -113,19 +116,25 @@ def strikes(seed: int, seconds: float, kinds: Iterable[Kind] = tuple(Kind)) -> t
         else:
             num_calm -= 1
             num_in_storm = 0 if num_calm else rng.choice(STORM)
+            spared = _spared(rng)
             gap_s = rng.uniform(*CALM_GAP_S)
         at_s = round(at_s + gap_s, 3)
     return tuple(planned)
 
 
-def _victim(kind: Kind, rng: random.Random) -> str:
+def _spared(rng: random.Random) -> frozenset[str]:
+    return frozenset({f"prefill-{rng.randint(1, PREFILL)}", f"decode-{rng.randint(1, DECODE)}"})
+
+
+def _victim(kind: Kind, rng: random.Random, spared: frozenset[str]) -> str:
     if kind in _OF_REDIS:
         return "redis"
     if kind in _OF_GATEWAY:  # the first one only hangs: its clients may not lose anything
         return rng.choice(("gateway-1", "gateway-2")) if kind is Kind.HANG_GATEWAY else "gateway-2"
     if kind is Kind.SCALE:
         return f"prefill={rng.randint(PREFILL - 1, PREFILL + 1)} decode={rng.randint(DECODE, DECODE + 1)}"
-    return rng.choice([*(f"prefill-{n + 1}" for n in range(PREFILL)), *(f"decode-{n + 1}" for n in range(DECODE))])
+    workers = [*(f"prefill-{n + 1}" for n in range(PREFILL)), *(f"decode-{n + 1}" for n in range(DECODE))]
+    return rng.choice([worker for worker in workers if kind not in _ENDS_A_WORKER or worker not in spared])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tests.chaos.plan import NUM_CLIENTS
+from tests.chaos.plan import NUM_CLIENTS, Kind
 from tests.chaos.recovery import Recovery, histogram, quantile
 from tests.chaos.run import HEARTBEAT_S, LEASE_S, Report
 
@@ -19,7 +19,8 @@ def as_text(report: Report) -> str:
 
 
 def replay_command(report: Report) -> str:
-    return f"python -m tests.chaos --seconds {report.seconds:g} --seed {report.seed} --mode {report.mode}"
+    kinds = "" if report.kinds == frozenset(Kind) else f' --kinds "{",".join(sorted(report.kinds))}"'
+    return f"python -m tests.chaos --seconds {report.seconds:g} --seed {report.seed} --mode {report.mode}{kinds}"
 
 
 def _strikes(report: Report) -> Iterable[str]:

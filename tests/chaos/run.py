@@ -63,6 +63,7 @@ class Report:
     seed: int
     mode: Mode
     seconds: float
+    kinds: frozenset[Kind]
     verdict: Verdict
     struck: tuple[Struck, ...]
     recoveries: tuple[Recovery, ...]
@@ -131,6 +132,7 @@ async def run(
         seed=seed,
         mode=mode,
         seconds=seconds,
+        kinds=frozenset(kinds),
         verdict=verdict,
         struck=struck,
         recoveries=tuple(_recoveries(struck, load)),
