@@ -12,9 +12,13 @@ F1   test_f01_prefill_killed.py
 F2   test_f02_prefill_stopped.py
      pipeline/test_stopped_processes.py::test_a_decode_worker_that_hangs_and_wakes_up_breaks_no_stream
 F3   test_f03_all_prefill_killed.py
+F4   pipeline/test_worker_deaths.py::test_a_worker_that_is_told_to_stop_finishes_what_it_has
 F5   test_f05_decode_killed.py
      pipeline/test_worker_deaths.py::test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once
 F6   test_f06_same_address.py
+F8   test_f08_stuck_or_slow.py
+     pipeline/test_stopped_processes.py::test_a_prefill_engine_that_hangs_loses_its_jobs_to_another_worker
+     pipeline/test_stopped_processes.py::test_workers_whose_engines_hang_for_good_are_started_again_and_their_requests_end_well
 F9   test_f09_poison.py
 F11  test_f11_f33_early_ends.py
 F13  test_f13_f14_f40_clients.py
@@ -26,9 +30,15 @@ F27  test_f26_f27_f29_links.py
 F29  test_f26_f27_f29_links.py
      wire/test_half_open.py
 F30  test_f30_delivered_twice.py
+F30b broker/test_queue_contract.py::test_a_zombie_can_do_nothing_after_its_lease_was_reaped
+     broker/test_queue_contract.py::test_a_zombie_of_the_same_worker_is_fenced_by_its_attempt
+     broker/test_queue_leave.py::test_an_owner_that_holds_a_job_keeps_its_name_and_its_job
+     broker/test_redis_queue.py::test_names_of_idle_consumers_are_dropped_but_never_with_pending_jobs
 F31  test_f01_prefill_killed.py
 F32  test_f32_f34_by_hand.py
 F33  test_f11_f33_early_ends.py
 F34  test_f32_f34_by_hand.py
+F35  test_f35_ids_again.py
 F40  test_f13_f14_f40_clients.py
+F41  pipeline/test_queue_for_people.py::test_a_waiting_request_can_be_read_and_is_taken_by_a_worker_that_comes_later
 """

@@ -22,7 +22,8 @@ SLOW_PREFILL = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--sim
 SLOW_KV = ("--sim-kv-gbps", "0.001", "--kv-batch-bytes", "16384", "--kv-direct-bytes", "0")
 """125 tokens a second, a block at a time."""
 SLOW_DECODE = ("--sim-decode-ms", "50")
-POINTS = ("before take", "claimed", "before settle")
+PREFILL_POINTS = ("before take", "claimed", "before settle", "half written")
+DECODE_POINTS = ("half read",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,10 @@ async def hired(
     """They pass all their points until the test holds one (`crew.prefill.hold`)."""
     async with staged(pipeline, folder) as stage:
         ports = free_port(), free_port()
-        prefill = await stage.spawn("prefill", *prefill_flags, "--metrics-port", str(ports[0]), stops_at=POINTS)
-        decode = await stage.spawn("decode", *decode_flags, "--metrics-port", str(ports[1]))
+        prefill = await stage.spawn("prefill", *prefill_flags, "--metrics-port", str(ports[0]), stops_at=PREFILL_POINTS)
+        decode = await stage.spawn("decode", *decode_flags, "--metrics-port", str(ports[1]), stops_at=DECODE_POINTS)
         prefill.let()
+        decode.let()
         await stage.serving(prefill, decode)
         await stage.ready()
         yield Crew(
@@ -129,4 +131,5 @@ async def judged(crew: Crew) -> AsyncIterator[invariants.Books]:
         yield books
     finally:
         crew.prefill.let()
+        crew.decode.let()
     await books.closed()

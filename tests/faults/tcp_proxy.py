@@ -19,14 +19,16 @@ import enum
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psutil
 
 ADVERTISED: Final = "127.0.0.2"
 """All of 127/8 is this machine, and no test listens here by itself."""
+T = TypeVar("T")
+
 _PIECE_BYTES: Final = 65536
 _LIMIT_S: Final = 10.0
 Address = tuple[str, int]
@@ -80,6 +82,8 @@ class TcpProxy:
         self._stalled: dict[Way, int | None] = {}
         """The process whose connections are held; None: all."""
         self._connections: set[_Connection] = set()
+        self._ends: set[asyncio.StreamWriter] = set()
+        """All that ever were: closed at the end, whatever they still have to say."""
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,11 +133,8 @@ class TcpProxy:
 
         self._do(lose)
 
-    def _call(self, make: Callable[[], Any]) -> Any:
-        async def call() -> Any:
-            return await make()
-
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(_LIMIT_S)
+    def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_LIMIT_S)
 
     def _do(self, change: Callable[[], None]) -> None:
         async def call() -> None:
@@ -144,36 +145,40 @@ class TcpProxy:
         self._call(call)
 
     async def _open(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, self.host, self.port)
+        return await asyncio.start_server(self._accept, self.host, self.port)
 
     async def _close(self) -> None:
         self._server.close()
-        for connection in self._connections:
-            _abort(connection.client)
-            _abort(connection.server)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # also those that accept at this moment
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(others, timeout=_LIMIT_S)
+        for end in self._ends:
+            _abort(end)
+        await asyncio.sleep(0)  # their sockets are closed in the loop's next turn
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ends.add(writer)
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.add(task := asyncio.current_task())  # type: ignore[arg-type]
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._target())
         except OSError:
             _abort(writer)  # nobody listens there: nobody does here
             return
+        self._ends.add(server_writer)
         self.num_connections += 1
         connection = _Connection(writer, server_writer)
         self._connections.add(connection)
         try:
-            # The end of the proxy cancels this: the streams' own callback would log it.
-            with contextlib.suppress(asyncio.CancelledError):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(connection, Way.TO_SERVER, reader, server_writer))
-                    group.create_task(self._pump(connection, Way.TO_CLIENT, server_reader, writer))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(connection, Way.TO_SERVER, reader, server_writer))
+                group.create_task(self._pump(connection, Way.TO_CLIENT, server_reader, writer))
         finally:
             self._connections.discard(connection)
-            self._tasks.discard(task)  # type: ignore[arg-type]
             for end in (writer, server_writer):
                 end.close()
 
