@@ -1,0 +1,169 @@
+"""One prefill and one decode worker on real vLLM, which serve push and pull at once, and what they wrote down.
+
+The engines take a minute to start, so tests share them. The mode travels with each request: a second gateway, told
+another mode, makes pull requests for the same workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import shlex
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import httpx
+
+from pdq.cli.children import BackOff, Child
+from pdq.cli.gateway_client import is_ready
+from pdq.cli.role_commands import RoleCommands
+from pdq.runtime.model import ModelSettings
+from tests.pipeline.harness import Pipeline, eventually, running
+from tests.servers import RedisServer, free_port, redis_binary
+from tests.vllm.records import Records
+from tests.vllm.reference import BLOCK_SIZE, ENGINE_ARGS, ENVIRON, MODEL, Reference, reference
+
+Mode = Literal["push", "pull"]
+PREFILL_BLOCKS: Final = 112
+DECODE_BLOCKS: Final = 96
+"""KV space of the engines, which grows tight: two of the longest prompts have 94 blocks."""
+_BLOCK_BYTES: Final = 46_080 * BLOCK_SIZE
+_START_S: Final = 900.0
+_GATEWAY_START_S: Final = 60.0
+_ANSWER_S: Final = 600.0
+_PATIENT: Final = {
+    # Two engines share two cores with the tests: a step may take seconds.
+    "PDQ_GATEWAY__STALL_S": "120",
+    "PDQ_PREFILL_WORKER__LEASE_S": "10",
+    "PDQ_GATEWAY__OWNER_KV_WAIT_S": "300",
+    "PDQ_PREFILL_WORKER__PREFILL_STALL_S": "120",
+    "PDQ_DECODE_WORKER__DECODE_STALL_S": "120",
+}
+_WORKERS: Final = {
+    "VLLM_CONNECTOR": "tests.vllm.recording:RecordingConnector",
+    "KV_BATCH_BYTES": str(8 << 20),
+    "KV_WAIT_S": "300",
+}
+"""For both kinds of worker. A long prompt's KV moves in several calls; tests hold it back for a while."""
+
+
+def engine_args(num_blocks: int) -> str:
+    """What `--engine-args` takes."""
+    values = {**ENGINE_ARGS, "kv_cache_memory_bytes": (num_blocks + 1) * _BLOCK_BYTES}
+    flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+    return shlex.join(flag if value is True else f"{flag}={value}" for flag, value in flags.items())
+
+
+@dataclass(slots=True, kw_only=True)
+class Pair:
+    pipelines: Mapping[Mode, Pipeline]
+    """The same processes, seen through one gateway or the other."""
+    records: Records
+    reference: Reference
+
+    @property
+    def push(self) -> Pipeline:
+        return self.pipelines["push"]
+
+    async def quiet(self) -> None:
+        """Nothing is left of what was asked before; then the state of requests is forgotten."""
+        self.records.release()
+        await self.push.quiet(limit_s=60)
+        if keys := [key async for key in self.push.redis.scan_iter("*:req:*")]:
+            await self.push.redis.delete(*keys)
+
+    async def state(self, wanted: str) -> None:
+        """Waits until the only request since `quiet` is in this state in Redis."""
+        await self.states([wanted])
+
+    async def states(self, wanted: list[str]) -> None:
+        async def others() -> str:
+            keys = [key async for key in self.push.redis.scan_iter("*:req:*")]
+            found = sorted([(await self.push.redis.hget(key, "state") or b"").decode() for key in keys])
+            return "" if found == sorted(wanted) else f"states {found}"
+
+        await eventually(others, limit_s=120, what=f"requests that are {wanted}")
+
+    async def event(self, name: str, *, after: float, **wanted: object) -> dict[str, object]:
+        """The first such record; waits for it."""
+
+        async def missing() -> str:
+            return "" if self.records.events(name, after=after, **wanted) else "none"
+
+        await eventually(missing, limit_s=120, what=f"record {name} {wanted}")
+        return self.records.events(name, after=after, **wanted)[0]
+
+
+async def tokens(pipeline: Pipeline, prompt: list[int], max_tokens: int, **more: object) -> list[int]:
+    """Of one greedy completion."""
+    answer = await pipeline.complete(prompt, max_tokens=max_tokens, return_token_ids=True, **more)
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+@contextlib.asynccontextmanager
+async def running_pair(folder: Path, model_dir: Path, *, allowed_faults: tuple[str, ...]) -> AsyncIterator[Pair]:
+    """Ends with the check of all logs, see `harness.running`."""
+    records = Records(folder / "records")
+    environ = {**ENVIRON, **_PATIENT, **records.environ}
+    for role in ("PREFILL_WORKER", "DECODE_WORKER"):
+        environ |= {f"PDQ_{role}__{name}": value for name, value in _WORKERS.items()}
+    environ["PDQ_PREFILL_WORKER__ENGINE_ARGS"] = engine_args(PREFILL_BLOCKS)
+    environ["PDQ_DECODE_WORKER__ENGINE_ARGS"] = engine_args(DECODE_BLOCKS)
+    environ["PDQ_PREFILL_WORKER__TAKE_TOKENS"] = "600"  # long prompts one at a time
+    environ["PDQ_DECODE_WORKER__EXPECTED_OUTPUT_TOKENS"] = "1"  # what more comes may preempt
+    kept = await asyncio.to_thread(reference, model_dir)
+    server = RedisServer(redis_binary(), folder)
+    server.start()
+    try:
+        async with (
+            running(
+                folder,
+                server,
+                engine="vllm",
+                model=ModelSettings(model=MODEL),
+                mode="push",
+                environ=environ,
+                timeout_s=_ANSWER_S,
+                start_limit_s=_START_S,
+                allowed_faults=("model_config_differs", *allowed_faults),
+            ) as push,
+            _pull_gateway(push) as pull,
+        ):
+            yield Pair(pipelines={"push": push, "pull": pull}, records=records, reference=kept)
+    finally:
+        server.kill()
+
+
+@contextlib.asynccontextmanager
+async def _pull_gateway(push: Pipeline) -> AsyncIterator[Pipeline]:
+    """The model's mode in Redis is changed first: else the gateway would refuse to serve. The workers say that they
+    were told otherwise, and go on."""
+    await push.redis.hset(push.key("config"), "mode", "pull")
+    await push.redis.persist(push.key("config"))
+    told = push.deployment.settings
+    settings = dataclasses.replace(told, model=dataclasses.replace(told.model, mode="pull"), http_port=free_port())
+    commands = RoleCommands(settings, redis_url=push.deployment.redis_url, role_flags=())
+    gateway = Child(
+        "gateway-pull",
+        commands.gateway(1),
+        log_path=push.log_dir / "gateway-pull.log",
+        environ=push.environ,
+        back_off=BackOff(min_s=3600, max_s=3600),
+        on_change=lambda _: None,
+    )
+    keeping = asyncio.create_task(gateway.keep_running())
+    try:
+        give_up_at = time.monotonic() + _GATEWAY_START_S
+        while not await asyncio.to_thread(is_ready, settings.url):
+            assert time.monotonic() < give_up_at, gateway.log_tail()
+            await asyncio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=settings.url, timeout=_ANSWER_S) as client:
+            yield dataclasses.replace(push, client=client)
+    finally:
+        await gateway.stop(20.0)
+        await keeping

@@ -1,0 +1,104 @@
+"""Workers on real vLLM are killed: every answer stays right, and no engine core dies of it. Each costs an engine start.
+
+The decode worker gives requests back whose KV didn't come (policy `fail`), until its restart; then it computes their
+prompts itself (`recompute`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import pytest
+
+from tests.pipeline import process_logs
+from tests.vllm.pair import Pair, engine_args, tokens
+from tests.vllm.prompts import LONG, SPARE, SPARE_LONG
+from tests.vllm.reference import MAX_TOKENS
+from tests.vllm.test_answers import moved_blocks_are_equal
+
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(2400)]
+
+SMALL_POOL = 64
+
+
+async def kill_prefill_worker_in_mid_transfer(pair: Pair, pushed: int, pulled: int) -> None:
+    """Both prompts' answers must be right in the end, and D must have said that neither's KV came."""
+    prompts, expected = pair.reference.prompts, pair.reference.outputs
+    began_at = time.monotonic()
+    num_failed = failed_transfers(pair)
+    pair.records.hold()
+    pushing = asyncio.create_task(tokens(pair.pipelines["push"], prompts[pushed], MAX_TOKENS))
+    await pair.event("call", after=began_at, kind="write")
+    pulling = asyncio.create_task(tokens(pair.pipelines["pull"], prompts[pulled], MAX_TOKENS))
+    await pair.event("call", after=began_at, kind="read")
+    assert not pair.records.events("blocks", after=began_at, side="D"), "none has all its KV"
+
+    pair.push.kill("prefill-1")
+    pair.records.release()
+
+    assert [await pushing, await pulling] == [expected[pushed], expected[pulled]]
+    assert failed_transfers(pair) == num_failed + Counter(kv_receive_failed=1, kv_transfer_failed=1)
+
+
+def failed_transfers(pair: Pair) -> Counter[str]:
+    """What the decode worker has told so far."""
+    kinds = ("kv_receive_failed", "kv_transfer_failed")
+    return Counter({kind: len(process_logs.events(pair.push.log_dir, kind, "decode-1")) for kind in kinds})
+
+
+async def test_prefill_worker_killed_in_mid_transfer_under_policy_fail(pair: Pair) -> None:
+    worker = pair.push.child("prefill-1")
+    # Of the process that comes next:
+    worker._environ["PDQ_PREFILL_WORKER__ENGINE_ARGS"] = engine_args(SMALL_POOL)
+    worker._command[worker._command.index("prefill_worker")] = "tests.vllm.overcommitted_worker"
+
+    await kill_prefill_worker_in_mid_transfer(pair, pushed=SPARE[3], pulled=SPARE[4])
+
+    assert worker.restarts == 1
+
+
+async def test_preemption_on_prefill_while_layers_are_pushed(pair: Pair) -> None:
+    """A pin of 28 blocks and a push of 47 don't fit into the new worker's pool, which it doesn't know."""
+    began_at = time.monotonic()
+    pair.records.hold()
+    pinned = asyncio.create_task(tokens(pair.pipelines["pull"], pair.reference.prompts[SPARE[7]], MAX_TOKENS))
+    await pair.state("decoding")
+    pushed = asyncio.create_task(tokens(pair.pipelines["push"], pair.reference.prompts[SPARE_LONG], MAX_TOKENS))
+    await pair.event("preempted", after=began_at)
+
+    pair.records.release()
+
+    assert await pinned == pair.reference.outputs[SPARE[7]]
+    assert await pushed == pair.reference.outputs[SPARE_LONG]
+    assert moved_blocks_are_equal(pair, after=began_at) >= 28
+
+
+async def test_decode_worker_killed_in_mid_stream_goes_on_with_the_exact_next_token(pair: Pair) -> None:
+    worker = pair.push.child("decode-1")
+    worker._environ["PDQ_DECODE_WORKER__VLLM_LOAD_FAILURE"] = "recompute"  # of the process that comes next
+    body = {"model": pair.push.model, "prompt": pair.reference.prompts[LONG], "max_tokens": MAX_TOKENS}
+    body |= {"temperature": 0, "stream": True, "return_token_ids": True}
+    received: list[int] = []
+    num_before = 0
+    async with pair.push.client.stream("POST", "/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    received += choice["token_ids"]
+            if len(received) >= 3 and not num_before:
+                num_before = len(received)
+                pair.push.kill("decode-1")
+
+    assert received == pair.reference.outputs[LONG]
+    assert num_before < MAX_TOKENS, "the rest came from its successor"
+    assert worker.restarts == 1
+    assert process_logs.events(pair.push.log_dir, "request_migrated", "gateway-1")
+
+
+async def test_prefill_worker_killed_in_mid_transfer_under_policy_recompute(pair: Pair) -> None:
+    await kill_prefill_worker_in_mid_transfer(pair, pushed=SPARE[5], pulled=SPARE[6])
+
+    assert pair.push.child("prefill-1").state != "running", "nobody waited for its successor"
