@@ -43,6 +43,14 @@ def engine_processes() -> list[psutil.Process]:
     return [process for core in cores for process in (core, *core.children(recursive=True))]
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie has ended: whoever adopted it has not asked for its exit code yet."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Reader:
     """Reads one engine's steps all the time, and hands out what came for a request."""
 
