@@ -57,14 +57,11 @@ async def test_a_gateway_that_is_cut_off_from_redis_loses_nothing_and_says_so_to
 
     gateway = pipeline.child("gateway-1").pid
     link.stall(pid=gateway)
-    began = asyncio.get_running_loop().time()
     await asyncio.gather(*(refused.ask(f"{n} comes now " * 40, stream=n % 2 == 0) for n in range(4)))
     await _orphans(pipeline)
-    hole_s = asyncio.get_running_loop().time() - began
     link.heal()
     await asyncio.gather(*asking)
 
-    assert hole_s > ORPHAN_S
     ledger.all_right()
     refused.all_truthful("queue_unavailable")
     assert not any(line.is_right for line in refused.lines)
