@@ -97,7 +97,7 @@ PHASES = {
         hold="before take",
         problem=not_queued,
         num_computed=0,
-        deadline_s=0.7,
+        deadline_s=1.5,
         reason="in the queue or at a prefill worker",
     ),
     "claimed": Phase(
@@ -109,7 +109,7 @@ PHASES = {
         reason="in the queue or at a prefill worker",
     ),
     "computing": Phase(
-        num_tokens=4000, problem=not_computing, num_computed=0, deadline_s=1.0, reason="in the queue or at a prefill"
+        num_tokens=4000, problem=not_computing, num_computed=0, deadline_s=2.0, reason="in the queue or at a prefill"
     ),
     "transferring": Phase(num_tokens=600, problem=not_transferring, deadline_s=3.0, reason="before its KV"),
     "handed over": Phase(
