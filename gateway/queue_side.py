@@ -151,9 +151,9 @@ class QueueSide:
         route = choose_route(
             self._mode, num_tokens=num_tokens, local_max_tokens=self._local_max_tokens, sampling=sampling
         )
+        exchange.route = route  # before anybody is asked: the whole answer can come before the word that it was taken
         if route.way is Way.LOCAL:
             if await self._start_locally(exchange, command):
-                exchange.route = route
                 self._on_route(route)
                 return
             route = Route(Way.PULL if self._mode is Way.LOCAL else self._mode, "decode_busy")
