@@ -133,7 +133,7 @@ class IoThread:
                 ready = self._wait()
                 try:
                     self._turn(ready)
-                except Exception:
+                except Exception:  # a consume loop
                     log.exception("kv_io_turn_failed")
             self._producer.abort_readers("P is shutting down")
         finally:

@@ -96,7 +96,7 @@ class RenewalThread:
                 ready = self._hub.wait(self._wait_ms())
                 try:
                     self._turn(links, ready)
-                except Exception:
+                except Exception:  # a consume loop
                     log.exception("kv_renewal_turn_failed")
             self._turn(links, ())
         finally:
