@@ -177,7 +177,9 @@ class AnyOrder(RuleBasedStateMachine):
         commands = self.it.on_delta(worker, delta(pair, seq, tokens, finish))
         if not is_owner:
             assert commands == [Refuse(pair=pair)]
-        elif isinstance(commands[-1] if commands else None, Finish) and finish is not None:
+        elif any(isinstance(command, Finish) for command in commands) and not any(
+            isinstance(command, QueueCancel) for command in commands
+        ):  # it said the end itself; with a QueueCancel the session ended it
             self.at_work.discard(owner)
             self.in_queue.discard(owner.pair.gen)
         self.run(commands)
