@@ -33,7 +33,7 @@ from tests.pipeline.ledger import Ledger, Line
 
 REACH_LIMIT_S = 20.0
 START_LIMIT_S = 90.0
-END_LIMIT_S = 15.0
+END_LIMIT_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +103,18 @@ class Worker:
     def kill(self) -> None:
         """-9, of the role's process; its engine follows."""
         self.process.kill()
+
+    async def killed(self) -> None:
+        """As `kill`; returns when its engine has followed, and moves no byte any more."""
+        engine = psutil.Process(self.engine_pid)
+        self.kill()
+
+        async def alive() -> str:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return "" if engine.status() == psutil.STATUS_ZOMBIE else "it lives"
+            return ""
+
+        await eventually(alive, limit_s=REACH_LIMIT_S, what="death of the engine")
 
     def suspend(self) -> None:
         """SIGSTOP, engine included."""
