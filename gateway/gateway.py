@@ -110,7 +110,7 @@ class Gateway:
             metrics=metrics,
         )
         app = create_app(api, metrics=metrics, reasons=self.reasons_not_ready, api_key=settings.api_key)
-        self._http = HttpServer(app, host=settings.http_host, port=settings.http_port)
+        self._http = HttpServer(app, host=settings.http_host, port=settings.http_port, unread_s=settings.http_unread_s)
         self._membership = Membership(
             registry,
             self._view,

@@ -17,9 +17,14 @@ _KEEP_ALIVE_S = 75
 
 
 class HttpServer:
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
-        """Binds at once. Raises StartupError."""
+    def __init__(self, app: ASGIApp, *, host: str, port: int, unread_s: float) -> None:
+        """Binds at once. Raises StartupError.
+
+        `unread_s`: a client that takes nothing for so long is disconnected.
+        """
         self._socket = _bind(host, port)
+        # Accepted sockets inherit it. The system counts, also for a peer that is gone: no timer here.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1000))
         config = uvicorn.Config(
             app,
             http="httptools",

@@ -32,6 +32,9 @@ class GatewaySettings:
         default=10.0, metadata={"help": "a stream's headers wait this long for the first event, so it can still fail"}
     )
     sse_keepalive_s: float = field(default=15.0, metadata={"help": "silence after which a stream gets a comment"})
+    http_unread_s: float = field(
+        default=60.0, metadata={"help": "a client that reads nothing of its answer for so long is disconnected"}
+    )
     max_migrations: int = field(default=3, metadata={"help": "how often a request may move to another decode worker"})
     stall_s: float = field(
         default=10.0,
@@ -52,7 +55,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if min(self.tick_s, self.owner_check_s, self.lost_check_s, self.queue_timeout_s, self.request_deadline_s) <= 0:
             raise ValueError("tick_s, owner_check_s, lost_check_s, queue_timeout_s, request_deadline_s: above 0")
-        if self.queue_metrics_s <= 0:
-            raise ValueError("queue_metrics_s: above 0")
+        if min(self.queue_metrics_s, self.http_unread_s) <= 0:
+            raise ValueError("queue_metrics_s, http_unread_s: above 0")
         if min(self.max_model_len, self.max_migrations) < 0 or min(self.max_in_flight, self.max_queued) < 1:
             raise ValueError("max_model_len, max_migrations: at least 0; max_in_flight, max_queued: at least 1")

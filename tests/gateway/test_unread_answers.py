@@ -1,0 +1,79 @@
+"""Clients that don't read: one that takes nothing is disconnected, one that is slow is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gateway.http_server import HttpServer
+
+UNREAD_S = 2.0
+LIMIT_S = 30
+NUM_BYTES = 8 * 2**20  # more than the sockets' buffers on either side
+REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
+
+
+class Answers:
+    """Each request is answered with NUM_BYTES."""
+
+    def __init__(self) -> None:
+        self.disconnected = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(NUM_BYTES // 2**16):
+            await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected.set()
+
+
+@contextlib.asynccontextmanager
+async def client_of(answers: Answers) -> AsyncIterator[socket.socket]:
+    """Has sent its request; a small buffer, so that it is the server who notices when nothing is read."""
+    server = HttpServer(answers, host="127.0.0.1", port=0, unread_s=UNREAD_S)
+    serving = asyncio.create_task(server.serve())
+    await server.started()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        url = urlsplit(server.url)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (url.hostname, url.port))
+        await loop.sock_sendall(client, REQUEST)
+        yield client
+    server.stop()
+    await serving
+    server.close()
+
+
+async def read_all(client: socket.socket, *, pause_s: float = 0.0) -> int:
+    """Number of bytes. `pause_s`: between the first reads."""
+    num_bytes = 0
+    while part := await asyncio.get_running_loop().sock_recv(client, 2**20):
+        num_bytes += len(part)
+        if num_bytes < 2**16:
+            await asyncio.sleep(pause_s)  # its length is what is tested
+    return num_bytes
+
+
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
+    answers = Answers()
+    async with client_of(answers) as client, asyncio.timeout(LIMIT_S):
+        await answers.disconnected.wait()
+
+        with pytest.raises(ConnectionResetError):
+            await read_all(client)
+
+
+async def test_a_client_that_reads_slowly_gets_everything() -> None:
+    answers = Answers()
+    async with client_of(answers) as client, asyncio.timeout(LIMIT_S):
+        assert await read_all(client, pause_s=UNREAD_S / 10) >= NUM_BYTES
