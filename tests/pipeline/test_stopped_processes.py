@@ -19,6 +19,8 @@ from tests.pipeline.ledger import Ledger, text_of
 from tests.servers import RedisServer
 
 STALL_S = 2.0
+LIMIT_S = 40.0
+"""For what takes a second on an idle machine."""
 ENVIRON = {
     "PDQ_GATEWAY__STALL_S": str(STALL_S),
     "PDQ_GATEWAY__OWNER_SILENCE_S": "1.5",
@@ -57,7 +59,19 @@ async def streaming(ledger: Ledger, count: int) -> None:
         begun = sum(len(line.text) > 5 for line in ledger.lines)
         return "" if begun >= count else f"{begun} streams"
 
-    await eventually(too_few, limit_s=15, what=f"{count} streams under way")
+    await eventually(too_few, limit_s=LIMIT_S, what=f"{count} streams under way")
+
+
+async def begun_at(pipeline: Pipeline, ledger: Ledger, name: str) -> None:
+    """Waits until this decode worker has begun a stream and has most of its tokens still to send."""
+
+    async def none() -> str:
+        begun = [line for line in ledger.lines if not line.is_over and 5 < len(line.text) < len(line.expected) // 4]
+        owners = [await pipeline.redis.hget(pipeline.key(f"req:{line.request_id}:1"), "decode") for line in begun]
+        mark = f"-{pipeline.child(name).pid}-".encode()
+        return "" if any(mark in (owner or b"") for owner in owners) else f"streams at {owners}"
+
+    await eventually(none, limit_s=LIMIT_S, what=f"stream just begun at {name}")
 
 
 @pytest.mark.parametrize("part", ["both", "worker", "engine"])
@@ -68,23 +82,28 @@ async def test_a_decode_worker_that_hangs_and_wakes_up_breaks_no_stream(
     allowed = ("engine_stalled",) if part == "engine" else ()
     async with running(tmp_path, private_redis, decode=2, environ=ENVIRON, allowed_faults=allowed) as pipeline:
         ledger = Ledger(pipeline.client)
+        is_enough = asyncio.Event()
+
+        async def client(number: int) -> None:
+            while not is_enough.is_set():
+                await ledger.ask(f"{number} {text_of(250, rng)}", max_tokens=250, stream=True)
+
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(ledger.ask(f"{number} {text_of(200, rng)}", max_tokens=100, stream=True))
-                for number in range(8)
-            ]
-            await streaming(ledger, 8)
+            clients = [group.create_task(client(number)) for number in range(8)]
+            await begun_at(pipeline, ledger, "decode-1")
             async with stopped(pipeline, "decode-1", part):
-                done, _ = await asyncio.wait(tasks, timeout=STALL_S + 12)
+                is_enough.set()
+                done, _ = await asyncio.wait(clients, timeout=STALL_S + LIMIT_S)
                 assert len(done) == 8, "the other one has finished them all while this one hung"
                 num_migrated = len(process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1"))
                 late = [group.create_task(ledger.ask(f"{number} comes late", max_tokens=5)) for number in range(8)]
-                done, _ = await asyncio.wait(late, timeout=5)
-                assert len(done) == 8, "nobody is sent to the one that hangs"
+                done, _ = await asyncio.wait(late, timeout=LIMIT_S)
+                assert len(done) == 8, "nobody waits for the one that hangs"
 
         ledger.all_right()
         assert num_migrated
-        assert len(process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")) == num_migrated
+        migrated = process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")
+        assert len(migrated) == num_migrated, "nobody is sent to the one that hangs"
         await pipeline.quiet()
         await asyncio.gather(*(ledger.ask(f"{n} afterwards", max_tokens=6) for n in range(10)))
         ledger.all_right()
@@ -108,9 +127,9 @@ async def test_a_prefill_engine_that_hangs_loses_its_jobs_to_another_worker(
                 owners = {consumer["name"] for consumer in pending["consumers"]}
                 return "" if len(owners) == 2 else f"taken by {owners}"
 
-            await eventually(not_taken, limit_s=5, what="jobs at both workers")
+            await eventually(not_taken, limit_s=LIMIT_S, what="jobs at both workers")
             async with stopped(pipeline, "prefill-1", "engine"):
-                done, _ = await asyncio.wait(tasks, timeout=STALL_S + 15)
+                done, _ = await asyncio.wait(tasks, timeout=STALL_S + LIMIT_S)
                 assert len(done) == 8, "answered while the engine hung"
 
         ledger.all_right()
