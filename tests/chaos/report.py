@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from tests.chaos.plan import NUM_CLIENTS, Kind
 from tests.chaos.recovery import Recovery, histogram, quantile
 from tests.chaos.run import HEARTBEAT_S, LEASE_S, Report
+from tests.chaos.verdict import Fate
 
 SHOWN_PROBLEMS = 8
 SHOWN_SLOWEST = 3
@@ -21,6 +22,54 @@ def as_text(report: Report) -> str:
 def replay_command(report: Report) -> str:
     kinds = "" if report.kinds == frozenset(Kind) else f' --kinds "{",".join(sorted(report.kinds))}"'
     return f"python -m tests.chaos --seconds {report.seconds:g} --seed {report.seed} --mode {report.mode}{kinds}"
+
+
+def as_tables(reports: Sequence[Report]) -> str:
+    """Of several runs, in Markdown: what came out of each, and what was struck."""
+    outcomes = [
+        "| run | requests | right | client left | honest errors | wrong | unanswered | recovery p50 / p99 / max, s"
+        " | with no other strike near | laws |",
+        "|" + "---|" * 10,
+        *(_outcome_row(report) for report in reports),
+    ]
+    counts = [Counter(one.strike.kind for one in report.struck if not one.note) for report in reports]
+    strikes = [
+        f"| strikes | {' | '.join(map(_name, reports))} |",
+        "|---|" + "---|" * len(reports),
+        *(f"| {kind} | {' | '.join(str(count[kind]) for count in counts)} |" for kind in Kind),
+        f"| together | {' | '.join(str(count.total()) for count in counts)} |",
+    ]
+    return "\n".join([*outcomes, "", *strikes])
+
+
+def _outcome_row(report: Report) -> str:
+    fates = report.verdict.fates
+    honest = sum(fates[fate] for fate in (Fate.UNAVAILABLE, Fate.DEADLINE, Fate.GATEWAY_GONE))
+    laws = {law.split()[0]: problems for law, problems in report.verdict.problems.items()}
+    cells = (
+        _name(report),
+        fates.total(),
+        fates[Fate.RIGHT],
+        fates[Fate.LEFT],
+        honest,
+        fates[Fate.WRONG],
+        fates[Fate.UNANSWERED],
+        _short([one.seconds for one in report.recoveries]),
+        _short([one.seconds for one in report.recoveries if one.is_undisturbed]),
+        ", ".join(f"{law} {'BROKEN' if laws[law] else 'holds'}" for law in sorted(laws)),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _name(report: Report) -> str:
+    return f"{report.mode} {report.seed}"
+
+
+def _short(values: Sequence[float]) -> str:
+    if not values:
+        return "none"
+    numbers = (quantile(values, 0.5), quantile(values, 0.99), max(values))
+    return f"{' / '.join(f'{number:.1f}' for number in numbers)} ({len(values)})"
 
 
 def _strikes(report: Report) -> Iterable[str]:

@@ -29,22 +29,6 @@ _ENDED: Final = frozenset(
 """States of `req:*` that nobody leaves any more."""
 
 
-@dataclass(slots=True)
-class Verdict:
-    """`facts` and `problems` by law; no problems: it holds."""
-
-    facts: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, list[str]] = field(default_factory=dict)
-
-    def say(self, law: str, fact: str, problems: Sequence[str] = ()) -> None:
-        self.facts[law] = fact
-        self.problems[law] = list(problems)
-
-    @property
-    def is_good(self) -> bool:
-        return not any(self.problems.values())
-
-
 class Fate(StrEnum):
     """What became of a request."""
 
@@ -55,6 +39,24 @@ class Fate(StrEnum):
     GATEWAY_GONE = "its gateway was ended"
     UNANSWERED = "WITHOUT ONE TRUTHFUL END"
     WRONG = "WRONG TEXT"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`facts` and `problems` by law; no problems: it holds."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    fates: Counter[Fate] = field(default_factory=Counter)
+    """What became of the requests."""
+
+    def say(self, law: str, fact: str, problems: Sequence[str] = ()) -> None:
+        self.facts[law] = fact
+        self.problems[law] = list(problems)
+
+    @property
+    def is_good(self) -> bool:
+        return not any(self.problems.values())
 
 
 def fate(asked: Asked, away: Sequence[tuple[float, float]]) -> Fate:
@@ -82,7 +84,7 @@ def judge_answers(verdict: Verdict, asked: Sequence[Asked], struck: Sequence[Str
     """I1, I2 and with it I6: the simulated engine's text depends on every KV byte that it reads."""
     away = [(s.at, s.until) for s in struck if s.strike.kind in (Kind.KILL_GATEWAY, Kind.TERMINATE_GATEWAY)]
     fates = [(fate(one, away if one.gateway == "gateway-2" else ()), one) for one in asked]
-    counts = Counter(found for found, _ in fates)
+    counts = verdict.fates = Counter(found for found, _ in fates)
     told = ", ".join(f"{counts[found]} {found}" for found in Fate if counts[found])
     verdict.say(
         "I1 one end each", f"{len(asked)} requests: {told}", [_line(a) for f, a in fates if f is Fate.UNANSWERED]
@@ -141,13 +143,11 @@ async def judge_rest(verdict: Verdict, pipeline: Pipeline, before: OpenFiles, *,
         await eventually(left, limit_s=limit_s, what="clean deployment")
     except AssertionError as error:
         problems.append(str(error))
-    after = open_files(pipeline)
-    num_lived = len(after.numbers.keys() & before.numbers.keys())
-    grown = [after.numbers[name] - before.numbers[name] for name in after.numbers.keys() & before.numbers.keys()]
+    grown = before.growth(open_files(pipeline))
     verdict.say(
         "I4 nothing left",
-        f"no pending entry, all pools as at the start; {num_lived} processes lived, file descriptors"
-        f" {min(grown, default=0):+d} to {max(grown, default=0):+d}",
+        f"no pending entry, all pools as at the start; {len(grown)} processes lived, file descriptors"
+        f" {min(grown.values(), default=0):+d} to {max(grown.values(), default=0):+d}",
         problems,
     )
 
