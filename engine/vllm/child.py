@@ -11,16 +11,27 @@ import multiprocessing
 import os
 import signal
 import threading
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Final
 
 from engine.vllm.environment import CHILD_VARIABLE, Child
+from engine.vllm.refusals import is_refusal
 from pdq.runtime import logs
 from pdq.runtime.settings import environment
 
 _NUM_FAILURES: Final = 20
 _registered: list[Child] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that one of vLLM's processes logged."""
+
+    text: str
+    is_refusal: bool
+    """The configuration or the machine can't do, see `refusals`."""
 
 
 def register() -> None:
@@ -39,13 +50,13 @@ def register() -> None:
     logging.getLogger("vllm").addHandler(FailureFile(Path(child.failures_path)))
 
 
-def read_failures(path: Path) -> list[str]:
-    """The exceptions that vLLM's processes logged, oldest first, without repetitions."""
+def read_failures(path: Path) -> list[Failure]:
+    """Oldest first, without repetitions."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    return list(dict.fromkeys(json.loads(line) for line in lines))
+    return list(dict.fromkeys(Failure(**json.loads(line)) for line in lines))
 
 
 class FailureFile(logging.Handler):
@@ -61,9 +72,10 @@ class FailureFile(logging.Handler):
         if error is None or self._left == 0:
             return
         self._left -= 1
+        failure = Failure(f"{type(error).__name__}: {error}", is_refusal(error))
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
+                file.write(json.dumps(asdict(failure)) + "\n")
         except OSError:
             self.handleError(record)
 

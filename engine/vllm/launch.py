@@ -1,6 +1,6 @@
 """Builds AsyncLLM from settings. The only module that imports vLLM; all of it blocks, so it runs in a thread.
 
-Errors are EngineErrors that say what to change.
+EngineErrors say what to change; any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 from engine.base import EngineError
 from engine.vllm.checks import connector_problems
+from engine.vllm.refusals import REFUSALS
 from pdq.runtime.arguments import Arguments
 
 _ONE_EACH: Final = {
@@ -22,8 +23,8 @@ _ONE_EACH: Final = {
     "prefill_context_parallel_size": "the KV connector doesn't know context parallelism",
     "decode_context_parallel_size": "the KV connector doesn't know context parallelism",
 }
-_INVALID: Final = (ValueError, TypeError, NotImplementedError, OSError, RuntimeError, ImportError)
-"""What vLLM raises for a configuration that can't work."""
+_INVALID: Final = (*REFUSALS, OSError, RuntimeError)
+"""Where only vLLM's own code runs: files that aren't there, code of a model that it may not trust, no device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,10 @@ class Started:
 
 
 def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None]) -> Started:
-    """`report` is told of each stage; `check` raises between two of them when the engine isn't wanted any more."""
+    """`report` is told of each stage; `check` raises between two of them when the engine isn't wanted any more.
+
+    Raises RuntimeError when one of vLLM's processes failed, whose log says why.
+    """
     started = time.monotonic()
     report("importing vLLM")
     logging.captureWarnings(True)
@@ -87,7 +91,7 @@ def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None])
     report(f"starting the engine core and loading {plan.model_path}")
     try:
         llm = AsyncLLM.from_vllm_config(config, enable_log_requests=engine_args.enable_log_requests)
-    except _INVALID as error:
+    except REFUSALS as error:
         raise EngineError(f"vLLM didn't start: {_text(error)}") from error
     report(f"ready after {time.monotonic() - started:.1f} s")
     return _started(llm, SamplingParams, is_cpu=current_platform.is_cpu())

@@ -27,6 +27,10 @@ _NAME: Final = "EngineCore"
 _log = structlog.get_logger(__name__)
 
 
+class StartFault(RuntimeError):
+    """One of vLLM's processes failed of a bug, not of what it was told."""
+
+
 class VllmProcesses:
     """vLLM's processes of one engine. `start` once; `stop` at any time, also twice."""
 
@@ -45,7 +49,8 @@ class VllmProcesses:
         self._is_unwanted = False
 
     async def start(self) -> Started:
-        """Raises EngineError with vLLM's own reason. Cancelled: the processes end all the same."""
+        """Raises EngineError with vLLM's own reason, StartFault and others for bugs. Cancelled: the processes end all
+        the same."""
         assert self._launching is None, "an engine is started once"
         loop = asyncio.get_running_loop()
         self._launching = loop.run_in_executor(self._thread, self._start, self._plan, self._report, self._check)
@@ -55,10 +60,13 @@ class VllmProcesses:
         except TimeoutError as error:
             await self.stop()
             raise EngineError(f"vLLM was not ready after {self._start_s:g} s (vllm_start_s)") from error
-        except EngineError as error:
-            reason = self._files.failure("")
+        except Exception as error:
+            failure = self._files.first_failure
             await self.stop()
-            raise EngineError(f"vLLM didn't start: {reason}" if reason else str(error)) from error
+            if failure is None:
+                raise
+            kind = EngineError if failure.is_refusal else StartFault
+            raise kind(f"vLLM didn't start: {failure.text}") from error
         except BaseException:
             await asyncio.shield(self.stop())
             raise

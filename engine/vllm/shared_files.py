@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from connector.layer_count import LayerCount
-from engine.vllm.child import read_failures
+from engine.vllm.child import Failure, read_failures
 
 
 class SharedFiles:
@@ -33,9 +33,15 @@ class SharedFiles:
         """Computed since the start, as far as a connector sees them."""
         return self._layer_count.read()
 
+    @property
+    def first_failure(self) -> Failure | None:
+        """Of the process of vLLM that failed first: the others fail because of it."""
+        return next(iter(read_failures(self.failures_path)), None)
+
     def failure(self, otherwise: str) -> str:
-        """What the first of vLLM's processes that failed said, or `otherwise`."""
-        return next(iter(read_failures(self.failures_path)), otherwise)
+        """What that process said, or `otherwise`."""
+        first = self.first_failure
+        return first.text if first is not None else otherwise
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

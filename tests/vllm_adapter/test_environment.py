@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from engine.base import EngineError
-from engine.vllm.child import FailureFile, read_failures
+from engine.vllm.child import Failure, FailureFile, read_failures
 from engine.vllm.environment import CHILD_VARIABLE, Child, defaults, plugins_with_ours
 from engine.vllm.settings import VllmSettings
 from engine.vllm.side_channel_ports import SidePorts
@@ -55,7 +55,10 @@ def test_what_vllms_processes_logged_as_exceptions_is_kept_once_each_in_order(tm
             logger.exception("failed to start")
     logger.error("an error without an exception")
 
-    assert read_failures(path) == ["ValueError: no such port", "RuntimeError: see above"]
+    assert read_failures(path) == [
+        Failure("ValueError: no such port", is_refusal=True),
+        Failure("RuntimeError: see above", is_refusal=False),
+    ]
     assert read_failures(tmp_path / "none") == []
 
 

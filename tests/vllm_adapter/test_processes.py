@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import errno
+import logging
+import re
 import threading
 
 import pytest
 
 from connector.layer_count import LayerCount
 from engine.base import EngineError
+from engine.vllm.child import FailureFile
 from engine.vllm.launch import Plan, Started
-from engine.vllm.processes import VllmProcesses
+from engine.vllm.processes import StartFault, VllmProcesses
 from engine.vllm.shared_files import SharedFiles
 from engine.vllm.side_channel_ports import SidePorts
 from pdq.runtime.arguments import Arguments
@@ -75,20 +78,46 @@ async def test_the_start_blocks_a_thread_and_not_the_loop():
     assert llm.shutdowns == [3.0]
 
 
-async def test_the_first_failure_of_vllms_own_processes_is_the_reason():
+def log_failures(files: SharedFiles, *errors: Exception) -> None:
+    """As vLLM's processes do."""
+    logger = logging.Logger("vllm's")
+    logger.addHandler(FailureFile(files.failures_path))
+    for error in errors:
+        logger.error("failed to start", exc_info=error)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        (OSError(errno.EADDRINUSE, "port 20001 is taken"), EngineError),
+        (ValueError("no such dtype"), EngineError),
+        (MemoryError("64 GiB"), EngineError),
+        (OSError(errno.EBADF, "our own descriptor"), StartFault),
+        (AssertionError("our own mistake"), StartFault),
+        (RuntimeError("our own mistake"), StartFault),
+    ],
+    ids=repr,
+)
+async def test_the_first_failure_of_vllms_own_processes_is_the_reason_and_says_whose_fault_it_is(first, kind):
     files = SharedFiles()
 
     def start(plan, report, check):
-        for text in ("OSError: port 20001 is taken", "RuntimeError: initialization failed, see above"):
-            with files.failures_path.open("a") as file:
-                file.write(json.dumps(text) + "\n")
-        raise EngineError("vLLM didn't start: Engine core initialization failed")
+        log_failures(files, first, RuntimeError("initialization failed, see above"))
+        raise RuntimeError("Engine core initialization failed")
 
     running = processes(start, files=files)
 
-    with pytest.raises(EngineError, match=r"^vLLM didn't start: OSError: port 20001 is taken$"):
+    with pytest.raises(kind, match=f"^vLLM didn't start: {re.escape(f'{type(first).__name__}: {first}')}$"):
         await running.start()
     assert not files.failures_path.parent.exists()
+
+
+async def test_an_engine_core_that_ends_without_a_word_is_no_bad_configuration():
+    def start(plan, report, check):
+        raise RuntimeError("Engine core initialization failed. Failed core proc(s): {'EngineCore': -9}")
+
+    with pytest.raises(RuntimeError, match="-9"):
+        await processes(start).start()
 
 
 async def test_an_error_before_any_process_started_stands_for_itself():
@@ -148,7 +177,7 @@ async def test_what_failed_after_the_start_is_told_when_it_is_asked_for():
     files = SharedFiles()
     assert files.failure("gone") == "gone"
 
-    files.failures_path.write_text(json.dumps("RuntimeError: out of memory") + "\n")
+    log_failures(files, RuntimeError("out of memory"))
 
     assert files.failure("gone") == "RuntimeError: out of memory"
     files.remove()
