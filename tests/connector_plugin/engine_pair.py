@@ -97,6 +97,14 @@ class EnginePair:
     def wait_until_released(self, engine: str, outside_id: str) -> None:
         self.wait_for(f"release of {outside_id}", lambda: outside_id in self.news(engine).get("released", []))
 
+    def wait_for_blocks(self, engine: str) -> None:
+        """A prefill's first chunk has been computed; there are more."""
+        self.wait_for("a computed chunk", lambda: self.ask("figures", engine=engine)["usage"] > 0)
+
+    def wait_for_token(self, engine: str, *, after: float) -> None:
+        """`after`: tokens that were generated before."""
+        self.wait_for("a generated token", lambda: self.ask("figures", engine=engine)["tokens"] > after)
+
     def forget_prefixes(self, *, running: bool = False) -> None:
         for engine in ("a", "b"):
             self.ask("reset", engine=engine, running=running)
@@ -109,6 +117,9 @@ class EnginePair:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

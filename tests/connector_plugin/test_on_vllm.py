@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,7 +134,7 @@ def test_bad_kv_params_fail_the_request_and_not_the_engine(engines: EnginePair, 
 
 @modes
 def test_aborts_in_any_state_leave_both_engines_serving(engines: EnginePair, answers: Reference, mode: str) -> None:
-    """P in mid-prefill, D while it waits or loads, D while it decodes; each is released."""
+    """P in mid-prefill, D before it has its KV, D while it decodes; each is released."""
     push, long = mode == "push", answers.prompts[LONG]
     engines.forget_prefixes()
 
@@ -143,6 +142,7 @@ def test_aborts_in_any_state_leave_both_engines_serving(engines: EnginePair, ans
     prefill = engines.prefill(doomed, long, push=push)
     if push:
         engines.decode(doomed, long, engines.pushed_by("a", doomed))
+    engines.wait_for_blocks("a")
     engines.ask("abort", engine="a", request_id=f"p-{doomed}")
     assert prefill.result(LIMIT_S)["finish"] == "abort"
     engines.wait_until_released("a", f"p-{doomed}")
@@ -150,13 +150,13 @@ def test_aborts_in_any_state_leave_both_engines_serving(engines: EnginePair, ans
         engines.ask("abort", engine="b", request_id=f"d-{doomed}")
         engines.wait_until_released("b", f"d-{doomed}")
 
-    for num_tokens in (0, 3):
-        name = engines.new_name()
+    for is_decoding in (False, True):
+        name, num_tokens = engines.new_name(), engines.ask("figures", engine="b")["tokens"]
         prefill = engines.prefill(name, answers.prompts[13], push=push)
         kv = engines.pushed_by("a", name) if push else prefill.result(LIMIT_S)["kv"]
         decode = engines.decode(name, answers.prompts[13], kv, max_tokens=1000, ignore_eos=True)
-        if num_tokens:
-            engines.wait_for("load", lambda name=name: f"d-{name}" in engines.news("b").get("transfers", {}))
+        if is_decoding:
+            engines.wait_for_token("b", after=num_tokens)
         engines.ask("abort", engine="b", request_id=f"d-{name}")
         assert decode.result(LIMIT_S)["finish"] == "abort"
         engines.wait_until_released("b", f"d-{name}")
@@ -178,17 +178,23 @@ def test_preempted_requests_answer_as_if_nothing_had_happened(
 ) -> None:
     """P in mid-prefill, D in mid-decode: vLLM takes all blocks away from what runs."""
     engines.forget_prefixes()
-    name, push, prompt = engines.new_name(), mode == "push", answers.prompts[LONG]
+    before = {engine: engines.ask("figures", engine=engine) for engine in ("a", "b")}
+    name, push, prompt, expected = engines.new_name(), mode == "push", answers.prompts[LONG], answers.outputs[LONG]
+    options = {"max_tokens": 5 * len(expected), "ignore_eos": True}
     prefill = engines.prefill(name, prompt, push=push)
-    decode = engines.decode(name, prompt, engines.pushed_by("a", name)) if push else None
+    decode = engines.decode(name, prompt, engines.pushed_by("a", name), **options) if push else None
+    engines.wait_for_blocks("a")
     engines.ask("reset", engine="a", running=True)
     if decode is None:
-        decode = engines.decode(name, prompt, prefill.result(LIMIT_S)["kv"])
-    while not decode.done():
-        engines.ask("reset", engine="b", running=True)
-        time.sleep(0.5)
+        decode = engines.decode(name, prompt, prefill.result(LIMIT_S)["kv"], **options)
+    engines.wait_for_token("b", after=before["b"]["tokens"])
+    engines.ask("reset", engine="b", running=True)
 
-    assert decode.result(LIMIT_S)["ids"] == answers.outputs[LONG]
+    assert decode.result(LIMIT_S)["ids"][: len(expected)] == expected
+    for engine in ("a", "b"):
+        assert engines.ask("figures", engine=engine)["preemptions"] == before[engine]["preemptions"] + 1
+    engines.wait_until_released("a", f"p-{name}")
+    engines.wait_until_released("b", f"d-{name}")
 
 
 def test_in_the_end_all_is_free_and_released_once(engines: EnginePair) -> None:
@@ -198,4 +204,5 @@ def test_in_the_end_all_is_free_and_released_once(engines: EnginePair) -> None:
         assert len(released) == len(set(released))
         assert "fatal" not in engines.news(engine)
     engines.forget_prefixes()
-    engines.wait_for("empty pools", lambda: engines.ask("usage") == {"a": 0.0, "b": 0.0})
+    for engine in ("a", "b"):
+        engines.wait_for("an empty pool", lambda name=engine: engines.ask("figures", engine=name)["usage"] == 0)

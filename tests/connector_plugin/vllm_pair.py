@@ -44,8 +44,12 @@ class News:
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        figures = FIGURES[self.engine]
+        if iteration_stats is not None:
+            figures["tokens"] += iteration_stats.num_generation_tokens
+            figures["preemptions"] += iteration_stats.num_preempted_reqs
         if scheduler_stats is not None:
-            USAGE[self.engine] = scheduler_stats.kv_cache_usage
+            figures["usage"] = scheduler_stats.kv_cache_usage
             if scheduler_stats.kv_connector_stats:
                 NEWS[self.engine].append(scheduler_stats.kv_connector_stats)
 
@@ -57,8 +61,8 @@ class News:
 
 
 NEWS: Final[dict[str, list[dict[str, Any]]]] = {name: [] for name in POLICIES}
-USAGE: Final[dict[str, float]] = {}
-"""Of each engine's block pool, after its last step."""
+FIGURES: Final[dict[str, dict[str, float]]] = {name: {"tokens": 0, "preemptions": 0, "usage": 0.0} for name in POLICIES}
+"""Tokens generated so far; requests that were preempted and have gone on; share of blocks in use after a step."""
 FACTS: Final[dict[str, Any]] = {}
 
 
@@ -115,6 +119,9 @@ class Engines:
         }
 
     async def abort(self, engine: str, request_id: str) -> None:
+        """vLLM ignores an id that it hasn't taken in yet."""
+        while request_id not in self.engines[engine].output_processor.external_req_ids:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await self.engines[engine].abort(request_id)
 
     async def reject(self, engine: str, request_id: str, kv: dict[str, Any]) -> None:
@@ -132,8 +139,8 @@ class Engines:
     async def news(self, engine: str) -> list[dict[str, Any]]:
         return NEWS[engine]
 
-    async def usage(self) -> dict[str, float]:
-        return USAGE
+    async def figures(self, engine: str) -> dict[str, float]:
+        return FIGURES[engine]
 
     async def facts_of_import(self) -> dict[str, Any]:
         return FACTS
