@@ -1,7 +1,7 @@
 """One prefill and one decode worker on real vLLM, which serve push and pull at once, and what they wrote down.
 
 The engines take a minute to start, so tests share them. The mode travels with each request: a second gateway, told
-another mode, makes pull requests for the same workers.
+another mode, makes pull requests for the same workers. A worker that a test kills stays away until the test starts one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shlex
-import time
-from collections.abc import AsyncIterator, Mapping
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +20,7 @@ from typing import Final, Literal
 import httpx
 
 from pdq.cli.children import BackOff, Child
+from pdq.cli.deployment import DeploymentSettings
 from pdq.cli.gateway_client import is_ready
 from pdq.cli.role_commands import RoleCommands
 from pdq.runtime.model import ModelSettings
@@ -32,8 +34,8 @@ PREFILL_BLOCKS: Final = 112
 DECODE_BLOCKS: Final = 96
 """KV space of the engines, which grows tight: two of the longest prompts have 94 blocks."""
 _BLOCK_BYTES: Final = 46_080 * BLOCK_SIZE
-_START_S: Final = 900.0
-_GATEWAY_START_S: Final = 60.0
+_START_S: Final = 600.0
+_STOP_S: Final = 20.0
 _ANSWER_S: Final = 600.0
 _PATIENT: Final = {
     # Two engines share two cores with the tests: a step may take seconds.
@@ -47,8 +49,11 @@ _WORKERS: Final = {
     "VLLM_CONNECTOR": "tests.vllm.recording:RecordingConnector",
     "KV_BATCH_BYTES": str(8 << 20),
     "KV_WAIT_S": "300",
+    "KV_LEASE_S": "30",
+    "KV_ANSWER_TRIES": "30",
 }
-"""For both kinds of worker. A long prompt's KV moves in several calls; tests hold it back for a while."""
+"""For both kinds of worker. A long prompt's KV moves in several calls; tests hold it back for a while. A machine with
+too much to do lets nobody count as dead."""
 
 
 def engine_args(num_blocks: int) -> str:
@@ -58,12 +63,26 @@ def engine_args(num_blocks: int) -> str:
     return shlex.join(flag if value is True else f"{flag}={value}" for flag, value in flags.items())
 
 
+StartWorker = Callable[..., Awaitable[None]]
+"""(role, module, environ): starts a worker beside those that there are. `module` and `environ`: what differs."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Pair:
     pipelines: Mapping[Mode, Pipeline]
     """The same processes, seen through one gateway or the other."""
     records: Records
     reference: Reference
+    decode_metrics_port: int
+    start_worker: StartWorker
+    workers: dict[str, Child]
+    """Of each role, `prefill` and `decode`, the one that was started last."""
+
+    def kill(self, role: str) -> None:
+        """SIGKILL to the worker's process only; its engine follows it."""
+        pid = self.workers[role].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
 
     @property
     def push(self) -> Pipeline:
@@ -72,7 +91,7 @@ class Pair:
     async def quiet(self) -> None:
         """Nothing is left of what was asked before; then the state of requests is forgotten."""
         self.records.release()
-        await self.push.quiet(limit_s=60)
+        await self.push.quiet(limit_s=120)
         if keys := [key async for key in self.push.redis.scan_iter("*:req:*")]:
             await self.push.redis.delete(*keys)
 
@@ -115,6 +134,8 @@ async def running_pair(folder: Path, model_dir: Path, *, allowed_faults: tuple[s
     environ["PDQ_PREFILL_WORKER__ENGINE_ARGS"] = engine_args(PREFILL_BLOCKS)
     environ["PDQ_DECODE_WORKER__ENGINE_ARGS"] = engine_args(DECODE_BLOCKS)
     environ["PDQ_PREFILL_WORKER__TAKE_TOKENS"] = "600"  # long prompts one at a time
+    metrics_port = free_port()
+    environ["PDQ_DECODE_WORKER__METRICS_PORT"] = str(metrics_port)
     environ["PDQ_DECODE_WORKER__EXPECTED_OUTPUT_TOKENS"] = "1"  # what more comes may preempt
     kept = await asyncio.to_thread(reference, model_dir)
     server = RedisServer(redis_binary(), folder)
@@ -124,46 +145,99 @@ async def running_pair(folder: Path, model_dir: Path, *, allowed_faults: tuple[s
             running(
                 folder,
                 server,
+                prefill=0,
+                decode=0,
                 engine="vllm",
                 model=ModelSettings(model=MODEL),
                 mode="push",
                 environ=environ,
                 timeout_s=_ANSWER_S,
-                start_limit_s=_START_S,
                 allowed_faults=("model_config_differs", *allowed_faults),
             ) as push,
-            _pull_gateway(push) as pull,
+            contextlib.AsyncExitStack() as children,
         ):
-            yield Pair(pipelines={"push": push, "pull": pull}, records=records, reference=kept)
+            told = push.deployment.settings
+            workers: dict[str, Child] = {}
+
+            async def start_worker(
+                role: str, *, module: str | None = None, environ: Mapping[str, str] | None = None
+            ) -> None:
+                command = _commands(push, told).worker(role)
+                if module:
+                    command[command.index(f"{role}_worker")] = module
+                num_before = sum(child.name.startswith(role) for child in started)
+                worker = _child(push, f"{role}-{num_before + 1}", command, environ or {})
+                started.append(worker)
+                workers[role] = worker
+                await children.enter_async_context(_running_child(worker))
+
+            started: list[Child] = []
+            for role in ("prefill", "decode"):
+                await start_worker(role)
+            await _ready(told.url, started)
+            pull = await children.enter_async_context(_pull_gateway(push))
+            yield Pair(
+                pipelines={"push": push, "pull": pull},
+                records=records,
+                reference=kept,
+                decode_metrics_port=metrics_port,
+                start_worker=start_worker,
+                workers=workers,
+            )
     finally:
         server.kill()
 
 
 @contextlib.asynccontextmanager
 async def _pull_gateway(push: Pipeline) -> AsyncIterator[Pipeline]:
-    """The model's mode in Redis is changed first: else the gateway would refuse to serve. The workers say that they
-    were told otherwise, and go on."""
-    await push.redis.hset(push.key("config"), "mode", "pull")
-    await push.redis.persist(push.key("config"))
+    """The model's mode in Redis is changed for its start: else it would refuse to serve. Then and later those who were
+    told otherwise say so, and go on."""
+
+    async def agree_on(mode: Mode) -> None:
+        await push.redis.hset(push.key("config"), "mode", mode)
+        await push.redis.persist(push.key("config"))
+
+    await agree_on("pull")
     told = push.deployment.settings
     settings = dataclasses.replace(told, model=dataclasses.replace(told.model, mode="pull"), http_port=free_port())
-    commands = RoleCommands(settings, redis_url=push.deployment.redis_url, role_flags=())
-    gateway = Child(
-        "gateway-pull",
-        commands.gateway(1),
-        log_path=push.log_dir / "gateway-pull.log",
-        environ=push.environ,
+    gateway = _child(push, "gateway-pull", _commands(push, settings).gateway(1), {})
+    async with _running_child(gateway), httpx.AsyncClient(base_url=settings.url, timeout=_ANSWER_S) as client:
+        await _ready(settings.url, [gateway])
+        await agree_on("push")
+        yield dataclasses.replace(push, client=client)
+
+
+def _commands(push: Pipeline, settings: DeploymentSettings) -> RoleCommands:
+    return RoleCommands(settings, redis_url=push.deployment.redis_url, role_flags=())
+
+
+def _child(push: Pipeline, name: str, command: list[str], environ: Mapping[str, str]) -> Child:
+    return Child(
+        name,
+        command,
+        log_path=push.log_dir / f"{name}.log",
+        environ={**push.environ, **environ},
         back_off=BackOff(min_s=3600, max_s=3600),
         on_change=lambda _: None,
     )
-    keeping = asyncio.create_task(gateway.keep_running())
+
+
+@contextlib.asynccontextmanager
+async def _running_child(child: Child) -> AsyncIterator[None]:
+    keeping = asyncio.create_task(child.keep_running())
     try:
-        give_up_at = time.monotonic() + _GATEWAY_START_S
-        while not await asyncio.to_thread(is_ready, settings.url):
-            assert time.monotonic() < give_up_at, gateway.log_tail()
-            await asyncio.sleep(0.1)
-        async with httpx.AsyncClient(base_url=settings.url, timeout=_ANSWER_S) as client:
-            yield dataclasses.replace(push, client=client)
+        yield
     finally:
-        await gateway.stop(20.0)
+        await child.stop(_STOP_S)
         await keeping
+
+
+async def _ready(url: str, children: list[Child]) -> None:
+    """Until the gateway there serves. None of `children` may end before."""
+
+    async def missing() -> str:
+        ended = [child for child in children if child.state not in ("not started", "running")]
+        assert not ended, "\n".join(child.log_tail() for child in ended)
+        return "" if await asyncio.to_thread(is_ready, url) else "not ready"
+
+    await eventually(missing, limit_s=_START_S, what=f"gateway that serves at {url}")

@@ -1,7 +1,7 @@
 """Workers on real vLLM are killed: every answer stays right, and no engine core dies of it. Each costs an engine start.
 
-The decode worker gives requests back whose KV didn't come (policy `fail`), until its restart; then it computes their
-prompts itself (`recompute`).
+The first decode worker gives requests back whose KV didn't come (policy `fail`), its successor computes their prompts
+itself (`recompute`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -19,12 +20,17 @@ from tests.vllm.prompts import LONG, SPARE, SPARE_LONG
 from tests.vllm.reference import MAX_TOKENS
 from tests.vllm.test_answers import moved_blocks_are_equal
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(2400)]
 
 SMALL_POOL = 64
 
 
-async def kill_prefill_worker_in_mid_transfer(pair: Pair, pushed: int, pulled: int) -> None:
+async def nothing() -> None: ...
+
+
+async def kill_prefill_worker_in_mid_transfer(
+    pair: Pair, *, pushed: int, pulled: int, then: Callable[[], Awaitable[None]] = nothing
+) -> None:
     """Both prompts' answers must be right in the end, and D must have said that neither's KV came."""
     prompts, expected = pair.reference.prompts, pair.reference.outputs
     began_at = time.monotonic()
@@ -36,28 +42,26 @@ async def kill_prefill_worker_in_mid_transfer(pair: Pair, pushed: int, pulled: i
     await pair.event("call", after=began_at, kind="read")
     assert not pair.records.events("blocks", after=began_at, side="D"), "none has all its KV"
 
-    pair.push.kill("prefill-1")
+    pair.kill("prefill")
     pair.records.release()
+    await then()
 
     assert [await pushing, await pulling] == [expected[pushed], expected[pulled]]
     assert failed_transfers(pair) == num_failed + Counter(kv_receive_failed=1, kv_transfer_failed=1)
 
 
 def failed_transfers(pair: Pair) -> Counter[str]:
-    """What the decode worker has told so far."""
+    """What the decode workers have told so far."""
     kinds = ("kv_receive_failed", "kv_transfer_failed")
-    return Counter({kind: len(process_logs.events(pair.push.log_dir, kind, "decode-1")) for kind in kinds})
+    return Counter({kind: len(process_logs.events(pair.push.log_dir, kind, "decode-*")) for kind in kinds})
 
 
 async def test_prefill_worker_killed_in_mid_transfer_under_policy_fail(pair: Pair) -> None:
-    worker = pair.push.child("prefill-1")
-    # Of the process that comes next:
-    worker._environ["PDQ_PREFILL_WORKER__ENGINE_ARGS"] = engine_args(SMALL_POOL)
-    worker._command[worker._command.index("prefill_worker")] = "tests.vllm.overcommitted_worker"
+    async def start_successor() -> None:
+        args = {"PDQ_PREFILL_WORKER__ENGINE_ARGS": engine_args(SMALL_POOL)}
+        await pair.start_worker("prefill", module="tests.vllm.overcommitted_worker", environ=args)
 
-    await kill_prefill_worker_in_mid_transfer(pair, pushed=SPARE[3], pulled=SPARE[4])
-
-    assert worker.restarts == 1
+    await kill_prefill_worker_in_mid_transfer(pair, pushed=SPARE[3], pulled=SPARE[4], then=start_successor)
 
 
 async def test_preemption_on_prefill_while_layers_are_pushed(pair: Pair) -> None:
@@ -77,8 +81,6 @@ async def test_preemption_on_prefill_while_layers_are_pushed(pair: Pair) -> None
 
 
 async def test_decode_worker_killed_in_mid_stream_goes_on_with_the_exact_next_token(pair: Pair) -> None:
-    worker = pair.push.child("decode-1")
-    worker._environ["PDQ_DECODE_WORKER__VLLM_LOAD_FAILURE"] = "recompute"  # of the process that comes next
     body = {"model": pair.push.model, "prompt": pair.reference.prompts[LONG], "max_tokens": MAX_TOKENS}
     body |= {"temperature": 0, "stream": True, "return_token_ids": True}
     received: list[int] = []
@@ -90,15 +92,14 @@ async def test_decode_worker_killed_in_mid_stream_goes_on_with_the_exact_next_to
                     received += choice["token_ids"]
             if len(received) >= 3 and not num_before:
                 num_before = len(received)
-                pair.push.kill("decode-1")
+                pair.kill("decode")
+                await pair.start_worker("decode", environ={"PDQ_DECODE_WORKER__VLLM_LOAD_FAILURE": "recompute"})
 
     assert received == pair.reference.outputs[LONG]
     assert num_before < MAX_TOKENS, "the rest came from its successor"
-    assert worker.restarts == 1
     assert process_logs.events(pair.push.log_dir, "request_migrated", "gateway-1")
 
 
 async def test_prefill_worker_killed_in_mid_transfer_under_policy_recompute(pair: Pair) -> None:
+    """D computes both prompts: there is no other prefill worker."""
     await kill_prefill_worker_in_mid_transfer(pair, pushed=SPARE[5], pulled=SPARE[6])
-
-    assert pair.push.child("prefill-1").state != "running", "nobody waited for its successor"
