@@ -26,26 +26,31 @@ class StallWatch:
         self._exit_s = exit_s
         self._clock = clock
         self._on_stall = on_stall
+        self._looked_at = clock()
+        self._is_told = False
 
     async def run(self) -> None:
-        """Until cancelled. Raises EngineError when the engine stands still for `exit_s` longer than the stall time."""
-        progress, is_told = self._progress, False
-        looked_at = self._clock()
+        """Until cancelled. Raises as `look` does."""
+        self._looked_at = self._clock()
         while True:
             await asyncio.sleep(_PACE_S)
-            now = self._clock()
-            if now - looked_at > _PACE_S + _LATE_S:
-                log.warning("worker_hung", seconds=round(now - looked_at, 3))
-                progress.excuse(now)
-            looked_at = now
-            if not progress.is_stalled(now):
-                if is_told:
-                    log.warning("engine_moves_again")
-                is_told = False
-                continue
-            if not is_told:
-                log.error("engine_stalled", stall_s=progress.stall_s, exit_s=self._exit_s)
-                self._on_stall()
-                is_told = True
-            if progress.standing_s(now) > progress.stall_s + self._exit_s:
-                raise EngineError(f"the engine has made no progress for {progress.standing_s(now):.0f} s")
+            self.look(self._clock())
+
+    def look(self, now: float) -> None:
+        """Raises EngineError when the engine stands still for `exit_s` longer than the stall time."""
+        progress = self._progress
+        if now - self._looked_at > _PACE_S + _LATE_S:
+            log.warning("worker_hung", seconds=round(now - self._looked_at, 3))
+            progress.excuse(now)
+        self._looked_at = now
+        if not progress.is_stalled(now):
+            if self._is_told:
+                log.warning("engine_moves_again")
+            self._is_told = False
+            return
+        if not self._is_told:
+            log.error("engine_stalled", stall_s=progress.stall_s, exit_s=self._exit_s)
+            self._on_stall()
+            self._is_told = True
+        if progress.standing_s(now) > progress.stall_s + self._exit_s:
+            raise EngineError(f"the engine has made no progress for {progress.standing_s(now):.0f} s")

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 
 
 def held(*kinds: type) -> Counter[str]:

@@ -23,7 +23,7 @@ from broker.redis_replies import text
 from broker.registry_settings import RegistrySettings
 from pdq.wire.types import SamplingParams, pack_ids
 
-LIMIT_S = 15.0
+LIMIT_S = 40.0
 MODEL = "acme/model"
 _numbers = itertools.count(1)
 

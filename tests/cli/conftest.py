@@ -12,7 +12,7 @@ import structlog
 
 from pdq.cli.redis_server import free_port
 
-LIMIT_S = 20
+LIMIT_S = 40
 
 
 @pytest.fixture(autouse=True)

@@ -48,10 +48,20 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
     raise AssertionError("ended without " + start + ":\n" + "\n".join(lines))
 
 
+def until_started(folder: Path, *names: str) -> None:
+    """Waits until these workers listen to signals: they say a line then."""
+    deadline = time.monotonic() + LIMIT_S
+    logs = [folder / ".pdq" / "log" / f"{name}.log" for name in names]
+    while not all(log.exists() and log.stat().st_size for log in logs):
+        assert time.monotonic() < deadline, f"no line in one of {logs}"
+        time.sleep(0.02)
+
+
 def test_up_starts_everything_and_sigterm_stops_gateway_then_workers_then_redis(roles: Path, port: int) -> None:
     with up(port, "--prefill", "2") as process:
         ready = read_until(process, "ready")[-1]
         content = json.loads((roles / ".pdq" / "up.json").read_text())
+        until_started(roles, "prefill-1", "prefill-2", "decode-1")
         process.terminate()
         rest, _ = process.communicate(timeout=LIMIT_S)
 

@@ -86,7 +86,7 @@ def test_a_p_killed_while_d_reads_fails_the_load_in_seconds_behind_a_fence(produ
     process.kill()
     process.wait()
     transport.go_on.set()
-    d.until(lambda: bool(d.received), limit_s=5)
+    d.until(lambda: bool(d.received), limit_s=20)
 
     assert "read failed" in d.failed["d1"]
     assert transport.generation >= 1

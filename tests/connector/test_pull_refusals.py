@@ -90,7 +90,7 @@ def test_a_p_that_is_not_there_fails_the_load_in_time(world: MakeWorld):
     d.admit("d1", params, 16)
     d.load("d1", [9], 16)
 
-    d.until(lambda: bool(d.received), limit_s=3)
+    d.until(lambda: bool(d.received), limit_s=20)
 
     assert "does not answer" in d.failed["d1"]
 

@@ -44,14 +44,14 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.fixture
-def consumer() -> Iterator[tuple[World, MooncakeTransport]]:
+@pytest.fixture(params=[0.2])
+def consumer(request: pytest.FixtureRequest) -> Iterator[tuple[World, MooncakeTransport]]:
     transport = MooncakeTransport(timeout_s=5)
     world = World(
         "d",
         transport,
         role="consumer",
-        settings=replace(SETTINGS, kv_answer_s=0.2),
+        settings=replace(SETTINGS, kv_answer_s=request.param),
         num_blocks=NUM_BLOCKS,
         block_bytes=BLOCK_BYTES,
         num_layers=NUM_LAYERS,
@@ -83,6 +83,7 @@ def until_some_bytes_came(d: World, block_id: int) -> None:
     raise AssertionError("nothing came")
 
 
+@pytest.mark.parametrize("consumer", [5.0], indirect=True)  # a busy machine is no reason to give up here
 def test_the_bytes_of_another_process_arrive(start: Start, consumer):
     (process, source), (d, _) = start(0), consumer
     d.receive("d1", source, "r1", IDS[::-1], NUM_TOKENS)
@@ -104,7 +105,7 @@ def test_a_p_killed_while_it_writes_fails_the_receive_in_seconds_behind_a_fence(
 
     process.kill()
     process.wait()
-    d.until(lambda: bool(d.received), limit_s=10)
+    d.until(lambda: bool(d.received), limit_s=30)
 
     assert "P has not answered" in d.failed["d1"]
     assert transport.generation == 1

@@ -141,7 +141,7 @@ class World:
         self.stats.update(results.stats)
         return results
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = 30.0) -> None:
         """Steps whenever there is news, until the condition holds."""
         deadline = time.monotonic() + limit_s
         while not condition():

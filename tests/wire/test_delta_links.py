@@ -17,7 +17,7 @@ from broker.messages import Ack, Cancel, Cancelled, Delta, Deltas
 from pdq.wire.types import Pair, pack_ids
 from tests.faults.tcp_proxy import TcpProxy
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 HEARTBEAT_S = 10.0
 """ZeroMQ's own, after which it gives up a connection that is silent."""
 PAIR = Pair(gen=1, attempt=1)

@@ -8,7 +8,7 @@ import pytest
 from pdq.wire.codec import Codec
 from pdq.wire.sockets import Inbox, PeerLink
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

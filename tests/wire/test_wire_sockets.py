@@ -12,7 +12,7 @@ import zmq
 from pdq.wire.codec import Codec
 from pdq.wire.sockets import Inbox, PeerLink, Peers, Reply
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
