@@ -27,7 +27,10 @@ F24  test_f24_prefill_cut_off_from_redis.py
 F25  test_f25_gateway_cut_off_from_redis.py
 F26  test_f26_f27_f29_links.py
 F27  test_f26_f27_f29_links.py
+F28  test_f28_f29_kv_transfers.py
+     test_abort_and_reuse.py
 F29  test_f26_f27_f29_links.py
+     test_f28_f29_kv_transfers.py
      wire/test_half_open.py
 F30  test_f30_delivered_twice.py
 F30b broker/test_queue_contract.py::test_a_zombie_can_do_nothing_after_its_lease_was_reaped

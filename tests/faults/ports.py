@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from broker.base import JobLease, Taken
@@ -74,11 +79,21 @@ CANNOT_FENCE = "can't fence"
 
 
 class StoppableTransport:
-    """The KV transport of an engine. A call that stops half-way is two calls, each for half of every range."""
+    """The KV transport of an engine. A call that stops half-way is two calls, each for half of every range.
+
+    The test's word decides how the second one ends:
+
+        go      as it should
+        fail    nothing more is moved, and the status says so
+        deny    all is moved, and the status says that it failed
+        cut     whatever connection it uses is closed under it
+    """
 
     def __init__(self, inner: Transport, points: Points) -> None:
         self._inner = inner
         self._points = points
+        self._others: set[Ends] = set()
+        """Connections of the process that were there before its first transfer."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -105,20 +120,68 @@ class StoppableTransport:
         """What is left to be moved."""
         if point not in self._points.names or peer == self._inner.address:
             return ranges
+        self._others = self._others or set(_connections())
         local, remote, lengths = ranges
         halves = [length // 2 for length in lengths]
         move(peer, local, remote, halves)
-        self._at(point, peer)
-        return (
+        rest = (
             [start + half for start, half in zip(local, halves, strict=True)],
             [start + half for start, half in zip(remote, halves, strict=True)],
             [length - half for length, half in zip(lengths, halves, strict=True)],
         )
+        word = self._at(point, peer)
+        if word == "deny":
+            move(peer, *rest)
+        if word in ("fail", "deny"):
+            raise TransportError("status -1, says the test")
+        if word == "cut":
+            with _cutting(self._others):
+                move(peer, *rest)
+            raise TransportError("it has outlived its connections")
+        return rest
 
-    def _at(self, point: str, peer: str) -> None:
+    def _at(self, point: str, peer: str) -> str:
         """Never in the start-up check, of a transport with itself."""
-        if peer != self._inner.address:
-            self._points.at_blocking(point)
+        return "go" if peer == self._inner.address else self._points.at_blocking(point)
+
+
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""Of a TCP connection, here and there."""
+
+
+def _connections() -> dict[Ends, int]:
+    """Of this process, with their file descriptors. Quick: some bytes take a millisecond only."""
+    found = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as one:
+                    if one.family == socket.AF_INET:
+                        found[one.getsockname(), one.getpeername()] = fd
+    return found
+
+
+@contextlib.contextmanager
+def _cutting(others: set[Ends]) -> Iterator[None]:
+    """All connections but the others are closed as soon as they are seen, from here to the end of the block."""
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def cut() -> None:
+        while not is_over.is_set():
+            for ends, fd in _connections().items():
+                if ends not in others:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as doomed:
+                        doomed.shutdown(socket.SHUT_RDWR)
+            has_begun.set()
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    has_begun.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 class StoppableRunner(SimRunner):

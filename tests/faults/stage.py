@@ -45,10 +45,10 @@ class Stop:
     """The request, where one is known."""
     writer: asyncio.StreamWriter
 
-    def go(self) -> None:
-        """Idempotent; also when it is dead."""
+    def go(self, word: str = "go") -> None:
+        """Idempotent; also when it is dead. `word`: of `ports.StoppableTransport`, at a point half-way."""
         with contextlib.suppress(OSError):
-            self.writer.write(b"go\n")
+            self.writer.write(word.encode() + b"\n")
             self.writer.close()
 
 
@@ -85,9 +85,9 @@ class Worker:
         await eventually(elsewhere, limit_s=REACH_LIMIT_S, what=f"{self.name} at {point!r}")
         return next(stop for stop in self.stops if stop.point == point)
 
-    def go(self, stop: Stop) -> None:
+    def go(self, stop: Stop, word: str = "go") -> None:
         self.stops.remove(stop)
-        stop.go()
+        stop.go(word)
 
     def let(self, *points: str) -> None:
         """Passes these points from now on; none named: all."""
