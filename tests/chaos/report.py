@@ -45,7 +45,11 @@ def as_tables(reports: Sequence[Report]) -> str:
 def _outcome_row(report: Report) -> str:
     fates = report.verdict.fates
     honest = sum(fates[fate] for fate in (Fate.UNAVAILABLE, Fate.DEADLINE, Fate.GATEWAY_GONE))
-    laws = {law.split()[0]: problems for law, problems in report.verdict.problems.items()}
+    laws = sorted((law.split()[0], bool(problems)) for law, problems in report.verdict.problems.items())
+    said = {
+        "hold": [law for law, is_broken in laws if not is_broken],
+        "BROKEN": [law for law, is_broken in laws if is_broken],
+    }
     cells = (
         _name(report),
         fates.total(),
@@ -56,7 +60,7 @@ def _outcome_row(report: Report) -> str:
         fates[Fate.UNANSWERED],
         _short([one.seconds for one in report.recoveries]),
         _short([one.seconds for one in report.recoveries if one.is_undisturbed]),
-        ", ".join(f"{law} {'BROKEN' if laws[law] else 'holds'}" for law in sorted(laws)),
+        ", ".join(f"{' '.join(found)} {word}" for word, found in said.items() if found),
     )
     return f"| {' | '.join(map(str, cells))} |"
 

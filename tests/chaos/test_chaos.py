@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.plan import Kind, strikes
 from tests.chaos.report import as_text
 from tests.chaos.run import Mode, redis_for_chaos, run
 
-SHORT_S = 25.0
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+)
+"""Clients hang up at any moment, also while they connect: then httpx may leave a socket to the collector. What the
+deployment's processes hold is judged by I4."""
+SHORT_S = 14.0
 LONG_S = float(os.environ.get("CHAOS_SECONDS", "120"))
 
 
@@ -26,9 +32,16 @@ async def survives(folder: Path, *, seed: int, mode: Mode, seconds: float) -> No
     assert report.verdict.is_good, text
 
 
-# Seeds whose first storm has strikes of nearly every kind.
-@pytest.mark.parametrize(("mode", "seed"), [("push", 2288), ("pull", 470)])
-@pytest.mark.timeout(SHORT_S + 300)
+SHORT_SEEDS: dict[Mode, int] = {"push": 6179, "pull": 6842}
+"""Between them their first storms have strikes of every kind."""
+
+
+def test_the_short_storms_have_strikes_of_every_kind():
+    assert {one.kind for seed in SHORT_SEEDS.values() for one in strikes(seed, SHORT_S)} == set(Kind)
+
+
+@pytest.mark.parametrize(("mode", "seed"), SHORT_SEEDS.items())
+@pytest.mark.timeout(SHORT_S + 600)
 async def test_a_short_storm_is_survived(tmp_path: Path, mode: Mode, seed: int):
     await survives(tmp_path, seed=seed, mode=mode, seconds=SHORT_S)
 

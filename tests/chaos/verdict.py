@@ -11,9 +11,12 @@ from typing import Final
 from tests.chaos.clients import Asked
 from tests.chaos.plan import LONGEST_S, Kind
 from tests.chaos.strikes import Struck
+from tests.pipeline import books
 from tests.pipeline.harness import Pipeline, eventually
 from tests.pipeline.leftovers import OpenFiles, consumers_of_the_dead, lasting_keys, open_files
 
+ENOUGH: Final = 0.5
+"""In a short run Redis may be away for a good part of the time."""
 LATE_S: Final = 3.0
 """A deadline's 504 comes at most so much later than the deadline, a hanging gateway apart."""
 AGAIN_S: Final = 0.5
@@ -23,10 +26,6 @@ LINK_FDS: Final = 6
 """Of the links between two processes: sockets, and ZeroMQ's own descriptors."""
 IDLE_LINK_S: Final = 90.0
 QUIET_LIMIT_S: Final = 40.0
-_ENDED: Final = frozenset(
-    {"decoding", "gone", "refused", "cancelled", "deadline", "orphaned", "payload_lost", "payload_invalid", "dead"}
-)
-"""States of `req:*` that nobody leaves any more."""
 
 
 class Fate(StrEnum):
@@ -96,27 +95,20 @@ def judge_answers(verdict: Verdict, asked: Sequence[Asked], struck: Sequence[Str
     verdict.say(
         "service",
         f"{share:.1%} of those who stayed got their answer; the slowest one after {slowest:.1f} s",
-        [] if share > 0.8 else ["too few right answers: nothing was tested"],
+        [] if share > ENOUGH else ["too few right answers: nothing was tested"],
     )
 
 
 async def judge_queue(verdict: Verdict, pipeline: Pipeline) -> None:
     """I3: every entry that was ever enqueued has one end, and the stream holds none."""
-    store, key = pipeline.redis, pipeline.key
-    stream = await store.xinfo_stream(key("prefill"))
-    hashes = [raw async for raw in store.scan_iter(match=key("req:*"), count=1000)]
-    calls = store.pipeline(transaction=False)
-    for name in hashes:
-        calls.hmget(name, "state", "entry")
-    found = [(state.decode(), bool(entry)) for state, entry in await calls.execute()]
-    states = Counter(state for state, has_entry in found if has_entry)
-    problems = [f"{number} requests left in state {state!r}" for state, number in states.items() if state not in _ENDED]
-    if stream["entries-added"] != sum(states.values()):
-        problems.append(f"{stream['entries-added']} entries were added, {sum(states.values())} are accounted for")
-    if num_dead := await store.xlen(key("dead")):
-        problems.append(f"{num_dead} dead letters: {await store.xrange(key('dead'), count=3)}")
+    added, states = await books.num_added(pipeline), await books.states(pipeline)
+    problems = [f"{num} requests left in state {state!r}" for state, num in states.items() if state not in books.ENDED]
+    if added != states.total():
+        problems.append(f"{added} entries were added, {states.total()} are accounted for")
+    dead = await pipeline.redis.xrange(pipeline.key("dead"))
+    problems += [f"dead letter {letter}" for letter in dead]
     told = ", ".join(f"{number} {state}" for state, number in states.most_common())
-    verdict.say("I3 entries", f"{stream['entries-added']} since Redis lost data last: {told}", problems)
+    verdict.say("I3 entries", f"{added} since Redis lost data last: {told}", problems)
 
 
 async def judge_rest(verdict: Verdict, pipeline: Pipeline, before: OpenFiles, *, num_ended: int | None) -> None:

@@ -10,19 +10,14 @@ I6  no KV byte read or written after its block was freed: the simulated engine s
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import psutil
 
-from broker.keys import GROUP, Keys
 from tests.faults.stage import Stage
-from tests.pipeline import process_logs
+from tests.pipeline import books, process_logs
 from tests.pipeline.harness import Pipeline, eventually
-
-_ENDED = frozenset({"decoding", "gone", "refused", "cancelled", "deadline", "orphaned", "payload_lost", "dead"})
-_LASTING = frozenset({"prefill", "ready", "dead", "tenants", "wake", "epoch", "clock", "config", "scale", "workers"})
-"""Names of keys that the model has for good."""
+from tests.pipeline.leftovers import consumers_of_the_dead, lasting_keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,60 +32,34 @@ class Books:
     num_foreign: int = 0
     """Entries that the test put in by hand, of which there are no requests."""
 
-    async def states(self) -> Counter[str]:
-        """Of all jobs that were enqueued since."""
-        found: Counter[str] = Counter()
-        async for key in self.pipeline.redis.scan_iter(self.pipeline.key("req:*"), count=1000):
-            entry, state = await self.pipeline.redis.hmget(key, "entry", "state")
-            if entry and int(entry.split(b"-")[0]) >= self.since_ms:
-                found[state.decode()] += 1
-        return found
-
     async def balanced(self) -> None:
         """I3, at any time. Read in one go, or what happens meanwhile looks like a difference."""
-        states = await self.states()
-        added = await _entries_added(self.pipeline) - self.num_added - self.num_foreign
+        states = await books.states(self.pipeline, since_ms=self.since_ms)
+        added = await books.num_added(self.pipeline) - self.num_added - self.num_foreign
         assert sum(states.values()) == added, f"{added} entries were added, {dict(states)} are known"
 
     async def closed(self) -> None:
         """I3 and I4, once everything has ended."""
         await self.pipeline.quiet()
-        states = await self.states()
-        assert set(states) <= _ENDED, f"not ended: {dict(states)}"
+        states = await books.states(self.pipeline, since_ms=self.since_ms)
+        assert set(states) <= books.ENDED, f"not ended: {dict(states)}"
         await self.balanced()
         await eventually(self._left_over, limit_s=15, what="clean Redis")
 
     async def _left_over(self) -> str:
-        redis, keys = self.pipeline.redis, Keys(self.pipeline.model)
-        live = {"-", *await self.pipeline.workers()}
-        consumers = {row["name"].decode() for row in await redis.xinfo_consumers(keys.stream, GROUP)}
-        found = [f"consumer {name}" for name in consumers - live]
-        async for raw in redis.scan_iter(keys.prefix + "*", count=1000):
-            key = raw.decode()
-            name, _, rest = key.removeprefix(keys.prefix).partition(":")
-            if name not in _LASTING and await redis.ttl(key) == -1:
-                found.append(f"{key} for ever")
-            if name == "job" and (await redis.hget(keys.prefix + "req:" + rest, "state")) not in (b"dead", None):
-                found.append(f"{key}, of a job that has ended")
-        return "; ".join(found)
+        found = [f"key {name} without TTL" for name in sorted(await lasting_keys(self.pipeline))]
+        return "; ".join(found + [f"consumer {name}" for name in sorted(await consumers_of_the_dead(self.pipeline))])
 
 
 async def open_books(pipeline: Pipeline) -> Books:
     seconds, microseconds = await pipeline.redis.time()
-    added = await _entries_added(pipeline)
+    added = await books.num_added(pipeline)
     return Books(pipeline=pipeline, num_added=added, since_ms=seconds * 1000 + microseconds // 1000)
 
 
 async def request_hashes(pipeline: Pipeline) -> dict[bytes, dict[bytes, bytes]]:
     """What Redis tells of every request: another owner, attempt, state or time is an effect that somebody had."""
     return {key: await pipeline.redis.hgetall(key) async for key in pipeline.redis.scan_iter(pipeline.key("req:*"))}
-
-
-async def _entries_added(pipeline: Pipeline) -> int:
-    stream = pipeline.key("prefill")
-    if not await pipeline.redis.exists(stream):
-        return 0
-    return int((await pipeline.redis.xinfo_stream(stream))["entries-added"])
 
 
 def clean_logs(stage: Stage) -> None:

@@ -1,6 +1,6 @@
 """A prefill worker dies or stops with twelve requests in flight: scenarios in which a peer lost or hung some of them.
 
-`benchmarks/fault_scenarios.py` plays them, says what is counted, and prints the figures of docs/performance_faults.md.
+`benchmarks/fault_scenarios.py` plays them, says what is counted, and prints the figures of docs/faults.md.
 """
 
 from __future__ import annotations
