@@ -52,7 +52,7 @@ ENVIRON: Final = {
 PROVOKED: Final = ("fault", "the engine process ended", "engine_stalled", "forced_exit")
 """Errors that workers log when they are struck."""
 NOISE_LINES_PER_S: Final = 100
-BACK_LIMIT_S: Final = 60.0
+BACK_LIMIT_S: Final = 120.0
 ANSWER_LIMIT_S: Final = 120.0
 """Far more than a request takes even when every worker of a role has to be started again on a busy machine."""
 LONG_S: Final = 200.0

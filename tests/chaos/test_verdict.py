@@ -54,4 +54,4 @@ def test_a_broken_connection_is_excused_only_while_the_gateway_was_away():
 
     assert fate(broken, [(100.5, 103.0)]) is Fate.GATEWAY_GONE
     assert fate(broken, [(101.5, 103.0)]) is Fate.UNANSWERED
-    assert fate(broken, [(90.0, 100.0)]) is Fate.UNANSWERED
+    assert fate(broken, [(90.0, 98.0)]) is Fate.UNANSWERED

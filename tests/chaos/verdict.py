@@ -17,15 +17,15 @@ from tests.pipeline.leftovers import OpenFiles, consumers_of_the_dead, lasting_k
 
 ENOUGH: Final = 0.5
 """In a short run Redis may be away for a good part of the time."""
-LATE_S: Final = 3.0
+LATE_S: Final = 6.0
 """A deadline's 504 comes at most so much later than the deadline, a hanging gateway apart."""
-AGAIN_S: Final = 0.5
+AGAIN_S: Final = 2.0
 """So soon after a gateway is back its clients must be served."""
 SPARE_FDS: Final = 8
 LINK_FDS: Final = 6
 """Of the links between two processes: sockets, and ZeroMQ's own descriptors."""
 IDLE_LINK_S: Final = 90.0
-QUIET_LIMIT_S: Final = 40.0
+QUIET_LIMIT_S: Final = 60.0
 
 
 class Fate(StrEnum):
