@@ -39,6 +39,7 @@ NAMES: Final = frozenset(
         "host",
         "http_host",
         "http_port",
+        "http_unread_s",
         "inbox_host",
         "inbox_port",
         "keep",
