@@ -5,7 +5,7 @@ Rules of this folder:
 - `base.py` holds the ports; `memory*.py` are the twins, `redis_*.py` the real thing. One contract test body for all.
 - Every key and its content is listed in `keys.py`; every script's keys in its own header in `lua/`.
 - All redis errors end at `redis_calls.py` and `redis_wake.py`: what comes out is QueueUnavailable.
-- `delivery.py` and `placement.py` are pure.
+- `delivery.py`, `placement.py`, `promises.py` and `silence.py` are pure.
 
 Life of a job:
 1. The gateway enqueues it: payload, request hash, stream entry and place in `ready` (score `due`), in one script.

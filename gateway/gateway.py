@@ -81,7 +81,12 @@ class Gateway:
                 mode=mode,
                 local_max_tokens=settings.local_max_tokens,
                 local=LocalStart(
-                    peers, self._view, gateway_id=gateway_id, endpoint=inbox.endpoint, rng=random.Random()
+                    peers,
+                    self._view,
+                    gateway_id=gateway_id,
+                    endpoint=inbox.endpoint,
+                    silent_s=settings.silent_s,
+                    rng=random.Random(),
                 ),
                 estimate_ms=PrefillEstimates(self._view),
                 on_route=metrics.count_route,

@@ -14,6 +14,7 @@ from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Gone, Start
 from broker.promises import Promises
+from broker.silence import Silence
 from gateway.exchange import Exchange
 from gateway.session import Enqueue
 from pdq.wire.types import Pair, num_ids
@@ -26,14 +27,23 @@ NO_TAKE: Final = 0
 
 class LocalStart:
     def __init__(
-        self, peers: NoticePeers, view: RegistryView, *, gateway_id: str, endpoint: str, rng: random.Random
+        self,
+        peers: NoticePeers,
+        view: RegistryView,
+        *,
+        gateway_id: str,
+        endpoint: str,
+        silent_s: float,
+        rng: random.Random,
     ) -> None:
+        """`silent_s`: a decode worker that did not answer is passed over for so long, if there are others."""
         self._peers = peers
         self._view = view
         self._gateway_id = gateway_id
         self._endpoint = endpoint
         self._rng = rng
         self._promises = Promises()
+        self._silence = Silence(silent_s)
 
     @property
     def can_queue(self) -> bool:
@@ -44,7 +54,8 @@ class LocalStart:
         """False: every decode worker is busy or silent. True: one has it, or the request is over."""
         offer = self._offer(exchange, command)
         tokens = num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)
-        candidates = list(self._view.of_role("decode"))
+        clock = asyncio.get_running_loop().time
+        candidates = self._silence.heard_of(self._view.of_role("decode"), clock())
         while candidates:
             promised = self._promises.totals(self._view.workers)
             target = placement.choose(candidates, tokens, promised, self._rng)
@@ -59,6 +70,7 @@ class LocalStart:
             except PeerUnavailable:
                 # It may have it all the same: a take of this gen from the queue is newer and wins
                 log.warning("decode_worker_silent", request_id=exchange.request_id, worker=target.worker_id)
+                self._silence.note(target.worker_id, clock())
                 continue
             if isinstance(answer, Accepted | Gone):
                 return True

@@ -47,6 +47,12 @@ class GatewaySettings:
         default=2.5, metadata={"help": "a decode worker that owes tokens and is silent this long is probed"}
     )
     owner_check_s: float = field(default=0.5, metadata={"help": "pace of the look at decode workers"})
+    silent_s: float = field(
+        default=3.0,
+        metadata={
+            "help": "a decode worker that did not answer is asked last for so long; its registry key is gone then"
+        },
+    )
     lost_check_s: float = field(default=2.0, metadata={"help": "pace of the check that queued jobs still exist"})
     queue_metrics_s: float = field(default=5.0, metadata={"help": "pace at which the queue's depth is asked for"})
     queue_timeout_s: float = field(default=5.0, metadata={"help": "longest wait for one call to the queue"})

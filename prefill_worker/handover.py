@@ -19,6 +19,7 @@ from broker.links import NoticePeers
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Gone, KvReady, Reserve
 from broker.promises import Promises
+from broker.silence import Silence
 from prefill_worker.held import HeldJob, Phase
 from prefill_worker.settings import PrefillWorkerSettings
 
@@ -68,7 +69,7 @@ class Handover:
         self._on_answer = on_answer
         self._room = asyncio.Event()
         self._promises = Promises()
-        self._silent_until: dict[str, float] = {}
+        self._silence = Silence(settings.silent_s)
 
     def on_room(self) -> None:
         """Some decode worker has room again: wake every job that is parked, or will be for what it has heard so far."""
@@ -100,7 +101,7 @@ class Handover:
         """Every ready decode worker that fits once, best first; None when all were busy or silent."""
         held.phase = Phase.OFFERING
         tokens = held.num_tokens
-        candidates = self._heard_of(self._fitting())
+        candidates = self._silence.heard_of(self._fitting(), self._clock())
         while candidates and not held.is_kv_gone:
             promised = self._promises.totals(self._view.workers)
             target = placement.choose(candidates, tokens, promised, self._rng)
@@ -116,7 +117,7 @@ class Handover:
             except PeerUnavailable:
                 log.warning("decode_worker_silent", request_id=offer.request_id, worker=target.worker_id)
                 self._on_answer("silent")
-                self._silent_until[target.worker_id] = self._clock() + self._settings.silent_s
+                self._silence.note(target.worker_id, self._clock())
                 continue
             self._on_answer(type(answer).__name__.lower())
             match answer:
@@ -141,12 +142,6 @@ class Handover:
                 "no_decode_worker_fits", own=self._fingerprint, there=ready[0].fingerprint, num_ready=len(ready)
             )
         return fitting
-
-    def _heard_of(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Without those that were silent a moment ago, unless all were: each would cost another time-out."""
-        now = self._clock()
-        self._silent_until = {worker: until for worker, until in self._silent_until.items() if until > now}
-        return [worker for worker in workers if worker.worker_id not in self._silent_until] or workers
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> None:

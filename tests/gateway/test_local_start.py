@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import random
+from collections import Counter
 
 from broker.base import WorkerRecord
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
-from broker.messages import Busy, Notice, Start
+from broker.messages import Accepted, Busy, Notice, Start
 from gateway.exchange import Bell, Exchange
 from gateway.local_start import LocalStart
 from gateway.prepare import Prompt
@@ -29,6 +31,40 @@ def record(worker_id: str, endpoint: str) -> WorkerRecord:
     )
 
 
+def started(peers: NoticePeers, view: RegistryView) -> LocalStart:
+    return LocalStart(peers, view, gateway_id="g", endpoint="tcp://127.0.0.1:1", silent_s=100.0, rng=random.Random(1))
+
+
+async def test_a_decode_worker_that_was_silent_is_passed_over_while_another_one_answers():
+    inboxes = {name: NoticeInbox(NoticeSettings(), worker_id=name) for name in ("dead", "alive")}
+    asked: Counter[str] = Counter()
+
+    def answer(notice: Notice, reply: NoticeReply) -> None:
+        assert isinstance(notice, Start)
+        asked["alive"] += 1
+        reply(Accepted(request_id=notice.request_id, pair=notice.pair))
+
+    def say_nothing(notice: Notice, reply: NoticeReply) -> None:
+        asked["dead"] += 1
+
+    await inboxes["alive"].start(answer)
+    await inboxes["dead"].start(say_nothing)
+    peers = NoticePeers(NoticeSettings(notice_timeout_s=0.2, notice_tries=1), worker_id="g")
+    view = RegistryView()
+    silent = dataclasses.replace(record("dead", inboxes["dead"].endpoint), free_blocks=200)  # it looks best
+    full = dataclasses.replace(record("alive", inboxes["alive"].endpoint), free_blocks=20)
+    view.workers = tuple(dataclasses.replace(one, total_blocks=200) for one in (silent, full))
+    local = started(peers, view)
+
+    for _ in range(3):
+        assert await local.start(exchange(), Enqueue(gen=1, generated_ids=b""))
+
+    assert asked == {"dead": 1, "alive": 3}
+    await peers.close()
+    for inbox in inboxes.values():
+        await inbox.close()
+
+
 async def test_a_decode_worker_may_be_busy_after_the_records_were_read_anew():
     view = RegistryView()
     inbox = NoticeInbox(NoticeSettings(), worker_id="d")
@@ -45,7 +81,7 @@ async def test_a_decode_worker_may_be_busy_after_the_records_were_read_anew():
 
     await inbox.start(busy)
     peers = NoticePeers(NoticeSettings(notice_timeout_s=10.0), worker_id="g")
-    local = LocalStart(peers, view, gateway_id="g", endpoint="tcp://127.0.0.1:1", rng=random.Random(1))
+    local = started(peers, view)
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         view.workers = (record("d", inbox.endpoint),)
