@@ -40,8 +40,11 @@ F30b broker/test_queue_contract.py::test_a_zombie_can_do_nothing_after_its_lease
 F31  test_f01_prefill_killed.py
 F32  test_f32_f34_by_hand.py
 F33  test_f11_f33_early_ends.py
+     test_f33_f42_no_room.py
 F34  test_f32_f34_by_hand.py
 F35  test_f35_ids_again.py
 F40  test_f13_f14_f40_clients.py
 F41  pipeline/test_queue_for_people.py::test_a_waiting_request_can_be_read_and_is_taken_by_a_worker_that_comes_later
+F42  test_f33_f42_no_room.py
+     pipeline/test_modes.py::test_pools_of_a_few_prompts_park_and_wait_but_never_lock_up
 """

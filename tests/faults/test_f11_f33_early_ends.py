@@ -19,9 +19,9 @@ from tests.pipeline.ledger import Ledger, Line
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-FREED_WITHIN_S = 2.5
-"""1 s is what is promised; the rest is for a busy machine."""
-REACH_S = 10.0
+FREED_WITHIN_S = 10.0
+"""1 s is what is promised, and printed; the rest is for a busy machine. Without the abort it takes 30 s and more."""
+REACH_S = 20.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
