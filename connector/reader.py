@@ -67,7 +67,6 @@ class Reader:
         self._current: _Job | None = None
         self._events: deque[ReadEvent] = deque()
         self._closing = False
-        self.num_retries = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -181,7 +180,6 @@ class Reader:
         if not self._transport.probe(job.peer):
             job.is_peer_lost = True
             return f"{cause}; {job.peer} is dead"
-        self.num_retries += 1
         log.warning("kv_read_repeated", peer=job.peer, cause=cause)
         try:
             self._transport.read(job.peer, call.local, call.remote, call.lengths)

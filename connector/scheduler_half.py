@@ -82,8 +82,6 @@ class SchedulerHalf:
         self._gone: dict[str, str] = {}
         self._loads: list[Load] = []
         self._cancelled: list[str] = []
-        self.num_dropped = 0
-        """Reported ids that nobody waited for."""
 
     def on_new_request(self, engine_request_id: str, kv_params: Mapping[str, object] | None, num_tokens: int) -> None:
         """Raises ParamsError: the request is to be refused. D: renewals of P's lease start."""
@@ -113,10 +111,10 @@ class SchedulerHalf:
 
     def get_num_new_matched_tokens(
         self, engine_request_id: str, num_tokens: int, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    ) -> tuple[int, bool]:
         """(tokens to come from P beyond `num_computed_tokens`, load is asynchronous). No side effects.
 
-        None when the last token is all that is missing: it is computed here anyway.
+        0 also when the last token is all that is missing: it is computed here anyway.
         """
         if engine_request_id in self._receivers:
             num_missing = self._receivers.num_missing(engine_request_id, num_computed_tokens)
@@ -232,13 +230,12 @@ class SchedulerHalf:
         self._pinned.release(engine_request_id)
 
     def update_connector_output(self, results: TransferResults) -> TransferResults:
-        """Before the engine frees blocks. Returns the results without ids that nobody waits for (dropped, counted)."""
+        """Before the engine frees blocks. Returns the results without ids that nobody waits for."""
         pushed = self._pushed.take_sent(results.finished_sending)
         written = self._receivers.take_received(results.finished_recving)
         sent = self._pinned.take_sent(results.finished_sending)
         received = {request_id for request_id in results.finished_recving if self._is_loading(request_id)}
         if dropped := (results.finished_sending - sent - pushed) | (results.finished_recving - received - written):
-            self.num_dropped += len(dropped)
             log.error("kv_report_dropped", engine_request_ids=sorted(dropped))
         for engine_request_id in received:
             remote = self._remotes[engine_request_id]

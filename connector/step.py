@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdq.wire.types import KvSource, KvTicket, Pair, TransferStats
@@ -119,10 +119,6 @@ class StepMeta:
     receives: tuple[Receive, ...] = ()
     lost: tuple[Lost, ...] = ()
     """D: receives that can't succeed any more; still reported, once safe."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,8 @@ class World:
         self.worker.register_kv_caches(self.memory.regions)
         self.sent: list[str] = []
         self.received: list[str] = []
+        self.dropped: list[str] = []
+        """Reports of the worker half that the scheduler half did not wait for."""
         self.failed: dict[str, str] = {}
         self.stats: dict[str, object] = {}
 
@@ -133,7 +135,10 @@ class World:
         self.worker.bind_connector_metadata(meta)
         self.worker.start_load_kv()
         self.worker.wait_for_save()
-        results = self.scheduler.update_connector_output(self.worker.get_transfer_results())
+        reported = self.worker.get_transfer_results()
+        results = self.scheduler.update_connector_output(reported)
+        self.dropped += reported.finished_sending - results.finished_sending
+        self.dropped += reported.finished_recving - results.finished_recving
         self.worker.clear_connector_metadata()
         self.sent += results.finished_sending
         self.received += results.finished_recving
