@@ -170,7 +170,10 @@ def _nothing() -> None:
 def _open(kind: int, *, hwm: int, ipv6: bool) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-    socket = context.socket(kind)
+    try:
+        socket = context.socket(kind)
+    except zmq.ZMQError as exc:
+        raise OSError(exc.errno, f"no socket for messages: {exc.strerror}; raise the limit of open files") from exc
     socket.setsockopt(zmq.SNDHWM, hwm)
     socket.setsockopt(zmq.RCVHWM, hwm)
     socket.setsockopt(zmq.LINGER, LINGER_MS)

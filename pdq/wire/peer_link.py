@@ -24,6 +24,8 @@ from pdq.wire.nonblocking import DEFAULT_HWM, LINGER_MS, Dealer
 from pdq.wire.pump import Pump
 
 M = TypeVar("M")
+_REOPEN_S = 1.0
+"""Until the next try, when the process has no descriptor left."""
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +122,8 @@ class PeerLink(Generic[M]):
             raise
 
     def _close_socket(self, *, linger_ms: int) -> None:
+        if self._dealer.socket.closed:
+            return  # while it could not be opened again
         self._monitor_pump.stop()
         self._pump.stop()
         self._dealer.socket.disable_monitor()
@@ -181,8 +185,17 @@ class PeerLink(Generic[M]):
             return
         self._is_lost, self.is_connected = True, False
         self._close_socket(linger_ms=0)
-        self._open()
+        self._reopen()
         self._report_reset(False)
+
+    def _reopen(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._open()
+        except OSError as error:
+            log.warning("link_not_reopened", peer=self.endpoint, error=str(error))
+            self._loop.call_later(_REOPEN_S, self._reopen)
 
     def _report_reset(self, is_connected: bool) -> None:
         if self._on_reset is not None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
 import select
 import time
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ import pytest
 import uvloop
 import zmq
 
+from pdq.wire import peer_link
 from pdq.wire.codec import Codec
 from pdq.wire.sockets import Inbox, PeerLink, Peers, Reply
 
@@ -267,6 +270,30 @@ def test_a_restarted_peer_answers_and_the_reset_is_reported(run):
         await inbox.close()
 
     run(scenario())
+
+
+def test_a_link_that_finds_no_descriptor_left_is_made_anew_later(run, monkeypatch):
+    async def scenario():
+        resets: asyncio.Queue[bool] = asyncio.Queue()
+        inbox = await started()
+        link = PeerLink(CODEC, inbox.endpoint, identity="a", on_reset=resets.put_nowait)
+        await link.request(Ping(text="1"), timeout_s=LIMIT_S, tries=1)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(peer_link, "Dealer", no_descriptor)
+            link.renew(silent_since=math.inf)
+        assert await resets.get() is False
+        answer = await link.request(Ping(text="2"), timeout_s=LIMIT_S, tries=1)
+
+        assert await resets.get() is True
+        await link.close()
+        await inbox.close()
+        return answer
+
+    def no_descriptor(*arguments, **options):
+        raise OSError(errno.EMFILE, "no socket for messages")
+
+    assert run(scenario()) == Pong(text="2")
 
 
 def test_closing_a_link_ends_its_requests(run):
