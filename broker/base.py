@@ -107,6 +107,8 @@ class Taken:
     """Ended on the way; the taker sends Failed to their gateways."""
     is_more_waiting: bool = False
     """Jobs were left behind that may be taken: the limits ended the take."""
+    is_unsure: bool = False
+    """The last call got no answer: the owner may have leases that it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +164,6 @@ class PrefillQueue(Protocol):
 
     async def cancel(self, request_id: str, gen: int) -> str | None:
         """Right in every state, also before the enqueue. The owner (worker id) to notify, if there is one."""
-
-    async def held(self, owner: str) -> tuple[str, ...]:
-        """Entry ids that the store says this owner holds: to compare with one's own leases after QueueUnavailable."""
 
     async def give_back_others(self, owner: str, keep: tuple[JobLease, ...]) -> int:
         """Gives back what `owner` holds without knowing it; `keep` is what it knows. Call it with no take under way.

@@ -67,13 +67,14 @@ class RedisPrefillQueue:
     async def take(self, owner: str, *, max_tokens: int, max_jobs: int, is_idle: bool = True) -> Taken:
         leases: list[JobLease] = []
         dead: list[DeadJob] = []
-        is_more_to_see, is_cut_short, num_left = max_jobs > 0, 0, 0
+        is_more_to_see, is_unsure, is_cut_short, num_left = max_jobs > 0, False, 0, 0
         while is_more_to_see and not leases:
             try:
                 reply = await self._take_once(owner, max_tokens, max_jobs, is_idle)
             except QueueUnavailable:
                 if not dead:
                     raise
+                is_unsure = True
                 break  # their gateways must hear of those that have ended
             is_cut_short, num_left, stream_id, wake_id, taken, ended = reply
             dead += [_dead(raw) for raw in ended]
@@ -86,7 +87,8 @@ class RedisPrefillQueue:
                     leases.append(lease)
                 else:
                     dead += await self._bury_unreadable(lease)
-        return Taken(leases=tuple(leases), dead=tuple(dead), is_more_waiting=bool(is_cut_short or num_left))
+        is_more_waiting = bool(is_cut_short or num_left)
+        return Taken(leases=tuple(leases), dead=tuple(dead), is_more_waiting=is_more_waiting, is_unsure=is_unsure)
 
     async def wait(self, timeout_s: float) -> bool:
         return await self._wake.wait(timeout_s)
@@ -154,12 +156,6 @@ class RedisPrefillQueue:
     async def cancel(self, request_id: str, gen: int) -> str | None:
         owner = await self._run("cancel", self._keys_of(request_id, gen), (GROUP, self._burial[0]))
         return text(owner) or None
-
-    async def held(self, owner: str) -> tuple[str, ...]:
-        reply = await self._calls.submit(
-            ("XPENDING", self.keys.stream, GROUP, "-", "+", _HELD_MAX, owner), group=(self.keys.stream, GROUP)
-        )
-        return tuple(text(pending[0]) for pending in reply)
 
     async def give_back_others(self, owner: str, keep: tuple[JobLease, ...]) -> int:
         where = (self.keys.stream, self.keys.ready, self.keys.wake)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
@@ -32,7 +32,7 @@ class LeaseKeeper:
         progress: Progress,
         lease_s: float,
         metrics: PrefillMetrics,
-        on_dead: Callable[[DeadJob], Awaitable[None]],
+        on_dead: Callable[[DeadJob], None],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
@@ -92,7 +92,7 @@ class LeaseKeeper:
                 reaped = await self._queue.reap()
                 self._metrics.on_reaped(reaped.num_put_back)
                 for dead in reaped.dead:
-                    await self._on_dead(dead)
+                    self._on_dead(dead)
             except QueueUnavailable as exc:
                 log.warning("reaping_failed", error=str(exc))
                 self._reap_not_before = self._clock() + self._lease_s
@@ -104,7 +104,7 @@ class LeaseKeeper:
         dead = await self._queue.give_back(held.lease, failure=failure)
         self._cancel(held)
         if dead is not None:
-            await self._on_dead(dead)
+            self._on_dead(dead)
 
     @staticmethod
     def _cancel(held: HeldJob) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import structlog
@@ -61,7 +62,7 @@ class Taker:
         is_stalled: Callable[[], bool],
         prefill_time: Callable[[], PrefillTime | None],
         on_lease: Callable[[JobLease], None],
-        on_dead: Callable[[DeadJob], Awaitable[None]],
+        on_dead: Callable[[DeadJob], None],
     ) -> None:
         """`is_stalled`: the engine makes no step and a job would only fail here; `room_changed` tells that it moves.
 
@@ -94,8 +95,12 @@ class Taker:
         while not self._stopping.is_set():
             self._room.clear()
             max_tokens, max_jobs = take_limits(self._held_jobs, self._ledger, self._settings, self._prefill_time())
-            if max_jobs == 0 or self._is_stalled():
+            if max_jobs == 0:
                 await self._room.wait()
+                continue
+            if self._is_stalled():
+                with contextlib.suppress(TimeoutError):  # a stall may also be excused, and nobody rings then
+                    await asyncio.wait_for(self._room.wait(), _RETRY_S)
                 continue
             try:
                 taken = await self._take(max_tokens, max_jobs)
@@ -115,10 +120,11 @@ class Taker:
             await self._return_unknown()
         is_idle = self._ledger.is_empty  # also of KV that is still to be read or written
         taken = await self._queue.take(self._worker_id, max_tokens=max_tokens, max_jobs=max_jobs, is_idle=is_idle)
+        self._has_unknown_take = taken.is_unsure
         for lease in taken.leases:
             self._on_lease(lease)
         for dead in taken.dead:
-            await self._on_dead(dead)
+            self._on_dead(dead)
         return taken
 
     async def _until_stopped_or(self, work: Coroutine[Any, Any, object]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
-from broker.base import JobLease, PrefillQueue, WorkerRecord
+from broker.base import DeadJob, JobLease, PrefillQueue, WorkerRecord
 from broker.errors import QueueUnavailable
 from broker.links import NoticePeers, NoticeReply
 from broker.membership import Membership, RegistryView
@@ -101,7 +102,7 @@ class PrefillWorker:
             is_stalled=lambda: self._progress.is_stalled(clock()),
             prefill_time=lambda: self._times.formula,
             on_lease=self._on_lease,
-            on_dead=self._ends.tell_dead,
+            on_dead=self._on_dead,
         )
         self._leases = LeaseKeeper(
             queue=queue,
@@ -109,7 +110,7 @@ class PrefillWorker:
             progress=self._progress,
             lease_s=lease_s,
             metrics=metrics,
-            on_dead=self._ends.tell_dead,
+            on_dead=self._on_dead,
             clock=clock,
             rng=rng,
         )
@@ -167,7 +168,12 @@ class PrefillWorker:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_spawned_end)
+
+    def _on_spawned_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task_crashed", error=repr(error))
 
     def record(self) -> WorkerRecord:
         stats = self._stats
@@ -201,6 +207,9 @@ class PrefillWorker:
             log.info("cancelled", request_id=lease.job.request_id, reason="before its take was answered")
             return  # the queue has it no more
         held = HeldJob(lease=lease, taken_at=self._clock())
+        if self._ledger.holds(held.engine_request_id):
+            self._spawn(self._give_back_known(lease))
+            return
         self._metrics.on_take(held)
         if self._ledger.could_ever_promise(held.num_tokens):
             self._ledger.promise(held.engine_request_id, held.num_tokens)
@@ -211,6 +220,16 @@ class PrefillWorker:
         self._held.add(held)
         self._tasks.add(held.task)
         held.task.add_done_callback(lambda task: self._on_job_end(held, task))
+
+    async def _give_back_known(self, lease: JobLease) -> None:
+        """The queue has lost a take (Redis came back older than it was) and named this pair a second time."""
+        log.warning("pair_taken_twice", request_id=lease.job.request_id, pair=str(lease.pair))
+        with contextlib.suppress(QueueUnavailable):  # then the lease expires
+            await self._queue.give_back(lease, failure=None)
+
+    def _on_dead(self, dead: DeadJob) -> None:
+        """Told beside the work: a gateway that is gone itself answers nothing, and would hold up takes and renewals."""
+        self._spawn(self._ends.tell_dead(dead))
 
     async def _refuse(self, held: HeldJob) -> None:
         """A prompt larger than the whole pool: an answer now beats a queue that stands still."""

@@ -53,6 +53,13 @@ class MovableQueue(MemoryQueue):
         self._check()
         return await super().reap()
 
+    def forget_take(self, request_id: str, gen: int) -> None:
+        """As a Redis that came back from a snapshot in which this job still waited."""
+        request = self._requests[request_id, gen]
+        request.attempt, request.state = request.attempt - 1, "queued"
+        self._entries[request.entry_id].owner = None
+        self._announce()
+
     def _check(self) -> None:
         if self.is_away:
             raise QueueUnavailable("away")

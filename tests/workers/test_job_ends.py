@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from broker.messages import Accepted, Gone, KvReady, Notice, Reserve
+from broker.messages import Accepted, Failed, Gone, KvReady, Notice, Reserve
+from prefill_worker.ends import JobEnds
 from tests.broker.stores import job
 from tests.workers.live_engine import LiveEngine
 from tests.workers.prefill_world import World, accepted, busy, gone, prefill_world
@@ -121,3 +122,36 @@ async def test_a_drain_while_the_queue_is_away_settles_what_was_accepted_and_put
         async with asyncio.timeout(10):
             await world.running
         assert world.state("r") == "decoding"
+
+
+async def test_a_pair_that_is_held_already_is_given_back_when_an_older_queue_names_it_again() -> None:
+    """Redis was restarted from a snapshot, or a replica took over: the last takes never happened."""
+    async with prefill_world(busy) as world:
+        await world.queue.enqueue(job("r", gateway=world.endpoint))
+        await world.until(lambda: len(world.offers) > 0)
+
+        world.queue.forget_take("r", 1)
+        await world.until(lambda: world.state("r") == "prefill")
+        world.answer = accepted
+
+        await world.until(lambda: world.state("r") == "decoding" and world.is_back_at_start)
+        assert world.queue.failures_of("r", 1) == 0
+
+
+async def test_dead_jobs_of_a_gateway_that_answers_nothing_hold_up_no_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = asyncio.Event()
+    async with prefill_world() as world:
+        told: list[str] = []
+
+        async def never_answered(ends: JobEnds, gateway: str, message: Failed) -> None:
+            told.append(message.request_id)
+            await silent.wait()
+
+        monkeypatch.setattr(JobEnds, "notify", never_answered)
+        for number in range(3):
+            await world.queue.enqueue(job(f"late {number}", deadline_s=0.0))
+        await world.queue.enqueue(job("fine", gateway=world.endpoint))
+
+        await world.until(lambda: world.state("fine") == "decoding")
+        await world.until(lambda: sorted(told) == ["late 0", "late 1", "late 2"])
+        silent.set()

@@ -21,7 +21,7 @@ async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_a
     is_stalled = True
     taken: asyncio.Queue[JobLease] = asyncio.Queue()
 
-    async def on_dead(dead: DeadJob) -> None:
+    def on_dead(dead: DeadJob) -> None:
         raise AssertionError(dead)
 
     taker = Taker(
@@ -75,7 +75,7 @@ async def test_an_idle_worker_takes_what_waits_behind_jobs_that_have_ended() -> 
     queue, ended = CutShortQueue(QueueSettings()), []
     taken: asyncio.Queue[JobLease] = asyncio.Queue()
 
-    async def on_dead(dead: DeadJob) -> None:
+    def on_dead(dead: DeadJob) -> None:
         ended.append(dead.request_id)
 
     taker = Taker(
@@ -95,5 +95,29 @@ async def test_an_idle_worker_takes_what_waits_behind_jobs_that_have_ended() -> 
     lease = await asyncio.wait_for(taken.get(), 5)
 
     assert (lease.job.request_id, ended) == ("fine", ["late"])
+    taker.stop()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_a_stall_that_was_excused_without_a_word_ends_the_wait() -> None:
+    """As after SIGCONT: the engine is not to blame, and no step of it tells so."""
+    queue = MemoryQueue(QueueSettings())
+    taken: asyncio.Queue[JobLease] = asyncio.Queue()
+    looks: list[bool] = [True]
+    taker = Taker(
+        worker_id="p1",
+        queue=queue,
+        held_jobs=HeldJobs(),
+        ledger=KvLedger(total_blocks=10, block_size=16),
+        settings=PrefillWorkerSettings(),
+        is_stalled=lambda: looks.pop() if looks else False,
+        prefill_time=lambda: None,
+        on_lease=taken.put_nowait,
+        on_dead=lambda dead: None,
+    )
+    await queue.enqueue(job("r1"))
+    running = asyncio.create_task(taker.run())
+
+    assert (await asyncio.wait_for(taken.get(), 20)).job.request_id == "r1"
     taker.stop()
     await asyncio.wait_for(running, 5)
