@@ -95,15 +95,5 @@ def cause_of(failure: str) -> str:
     return word if colon and word.isidentifier() else "failed"
 
 
-def renew_after_s(settings: QueueSettings) -> float:
-    """Pause between renewals: two may be lost before the lease is."""
-    return settings.lease_s / 3
-
-
-def reap_after_s(settings: QueueSettings, jitter: float) -> float:
-    """Pause between reaps; `jitter` in 0..1 keeps workers from reaping in step."""
-    return settings.lease_s / 6 * (0.75 + 0.5 * jitter)
-
-
 def is_expired(taken_or_renewed_ms: float, now_ms: float, settings: QueueSettings) -> bool:
     return now_ms - taken_or_renewed_ms >= settings.lease_s * 1000

@@ -37,9 +37,3 @@ class PeerUnavailable(PipelineError):
     """A peer process gave no answer in time."""
 
     code = "peer_unavailable"
-
-
-class PeerError(PipelineError):
-    """A peer sent something that this version does not understand."""
-
-    code = "peer_error"

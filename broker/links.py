@@ -4,8 +4,8 @@
 - Token deltas (`broker/deltas.py`): a numbered link per pair of processes; nothing is lost or doubled.
 
 Each process has one `NoticeInbox`. A gateway's receives Admit, Failed, PromptLogprobs and Deltas (which it hands to its
-`DeltaReceiver`); a worker's receives KvReady, Start and Cancel. Everybody asks through `NoticePeers`; D pushes tokens
-through its `DeltaSender`.
+`DeltaReceiver`); a worker's receives KvReady, Reserve, Start, Room and Cancel. Everybody asks through `NoticePeers`; D
+pushes tokens through its `DeltaSender`.
 """
 
 from __future__ import annotations

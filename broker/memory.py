@@ -172,9 +172,6 @@ class MemoryQueue:
         request.state, request.ended_ms = "cancelled", self._now_ms()
         return owner
 
-    async def held(self, owner: str) -> tuple[str, ...]:
-        return tuple(entry.entry_id for entry in self._entries.values() if entry.owner == owner)
-
     async def give_back_others(self, owner: str, keep: tuple[JobLease, ...]) -> int:
         kept = {lease.entry_id for lease in keep}
         others = [entry for entry in self._entries.values() if entry.owner == owner and entry.entry_id not in kept]
@@ -184,7 +181,7 @@ class MemoryQueue:
         return len(others)
 
     async def leave(self, owner: str) -> bool:
-        return not await self.held(owner)
+        return not any(entry.owner == owner for entry in self._entries.values())
 
     async def fates(self, requests: tuple[Key, ...]) -> tuple[JobFate, ...]:
         self._forget_ended()

@@ -123,9 +123,5 @@ class NoticePeers:
             return None
         return answer.worker if isinstance(answer, Alive) else None
 
-    async def drop(self, endpoint: str) -> None:
-        """Forgets a peer that is known to be dead: requests to it end at once with PeerUnavailable."""
-        await self._peers.drop(endpoint)
-
     async def close(self) -> None:
         await self._peers.close()

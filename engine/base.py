@@ -1,6 +1,6 @@
 """The engine port: what a worker needs of an engine, and the values that cross it.
 
-Adapters: `engine/embedded` (its own process; runners `torch` and `sim`); vLLM follows.
+Adapters: `engine/embedded` (its own process; runners `torch` and `sim`) and `engine/vllm`.
 Token ids in, token ids out: an engine knows neither text nor HTTP.
 """
 

@@ -6,7 +6,7 @@ States, and the events that lead on:
                        ^  |______________________on_admit______________^|                     |
                        |________________failed (retryable), owner dead, job lost _____________|   gen + 1
 
-Laws (tests/gateway/test_session.py runs random event sequences against them):
+Laws (tests/gateway/test_session_laws.py runs random event sequences against them):
 1. Exactly one terminal command: Finish or Fail.
 2. The emitted tokens are one chain: no repeat, no gap, no change, and between two gens the next one continues
    from exactly what was delivered.

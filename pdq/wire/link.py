@@ -107,13 +107,6 @@ class FrameSender(Generic[P]):
             self._backoff = min(self._backoff * 2, _MAX_BACKOFF)
             self._rewind(now)
 
-    def give_up(self) -> list[P]:
-        """Forgets all that is kept and returns it; the next frame's `oldest` tells the receiver."""
-        lost = list(self._retained)
-        self._oldest = self._cursor = self._never_sent = self.next_frame
-        self._retained.clear()
-        return lost
-
     def _rewind(self, now: float) -> None:
         self._cursor = self._oldest
         self._rewound_at = now
