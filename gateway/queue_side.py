@@ -124,8 +124,10 @@ class QueueSide:
             await self._place(exchange, command)
         except QueueUnavailable as error:
             message = f"the request queue is unavailable: {error}"
-            self.cancel(exchange.request_id, command.gen)  # its answer may be lost, not the job: cancel beats enqueue
-            self._perform(exchange, exchange.session.on_enqueue_failed(command.gen, "queue_unavailable", message))
+            commands = exchange.session.on_enqueue_failed(command.gen, "queue_unavailable", message)
+            if commands:  # else only the answer was lost: a worker has the job already
+                self.cancel(exchange.request_id, command.gen)  # it may be queued all the same: cancel beats enqueue
+            self._perform(exchange, commands)
         else:
             self._perform(exchange, exchange.session.on_enqueued(command.gen))
 

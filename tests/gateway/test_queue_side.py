@@ -1,0 +1,143 @@
+"""What the gateway does when the queue takes a job and its word about it is late, or it says nothing for long."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.base import PrefillJob
+from broker.delivery import QueueSettings
+from broker.errors import QueueUnavailable
+from broker.links import NoticePeers, NoticeSettings
+from broker.membership import RegistryView
+from broker.memory import MemoryQueue
+from gateway.background import Background
+from gateway.exchange import Bell, Exchange
+from gateway.local_start import LocalStart
+from gateway.prepare import Prompt
+from gateway.queue_cancels import QueueCancels
+from gateway.queue_side import QueueSide
+from gateway.route import Way
+from gateway.session import Command, Enqueue, Fail, QueueCancel, Session, State
+from pdq.wire.types import Pair, SamplingParams, pack_ids
+
+LIMIT_S = 30.0
+
+
+class Troubled(MemoryQueue):
+    """`trouble` comes after a job was queued."""
+
+    def __init__(self) -> None:
+        super().__init__(QueueSettings())
+        self.trouble: Callable[[PrefillJob], object] = lambda job: None
+
+    async def enqueue(self, job: PrefillJob) -> str | None:
+        entry_id = await super().enqueue(job)
+        self.trouble(job)
+        return entry_id
+
+
+def exchange(request_id: str, *, num_tokens: int = 8, max_migrations: int = 3) -> Exchange:
+    session = Session(request_id=request_id, max_tokens=4, deadline=math.inf, max_migrations=max_migrations)
+    ids = list(range(num_tokens))
+    prompt = Prompt(token_ids=ids, text=None, sampling=SamplingParams(max_tokens=4))
+    return Exchange(session=session, prompt=prompt, prompt_ids=pack_ids(ids), bell=Bell(), is_impatient=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """A queue side with what it has done."""
+
+    side: QueueSide
+    queue: Troubled
+    background: Background
+    view: RegistryView
+    performed: list[Command] = field(default_factory=list)
+    told_owners: list[str] = field(default_factory=list)
+
+    def perform(self, exchange: Exchange, commands: list[Command], reason: str = "") -> None:
+        self.performed += commands
+        for command in commands:
+            match command:
+                case Enqueue():
+                    self.side.enqueue(exchange, command)
+                case QueueCancel(gen=gen):
+                    self.side.cancel(exchange.request_id, gen)
+
+    async def settled(self) -> None:
+        """Also what the work in the background has spawned."""
+        for _ in range(2):
+            await self.background.settled(LIMIT_S)
+
+
+@asynccontextmanager
+async def desk(*, local_max_tokens: int = 0) -> AsyncIterator[Desk]:
+    queue, background, view = Troubled(), Background(), RegistryView()
+    peers = NoticePeers(NoticeSettings(notice_timeout_s=LIMIT_S), worker_id="g")
+    it: Desk
+    side = QueueSide(
+        queue,
+        background,
+        gateway_id="g",
+        endpoint="tcp://127.0.0.1:1",
+        mode=Way.PUSH,
+        local_max_tokens=local_max_tokens,
+        local=LocalStart(peers, view, gateway_id="g", endpoint="tcp://127.0.0.1:1", silent_s=1.0, rng=random.Random(1)),
+        estimate_ms=lambda num_tokens: 0.0,
+        on_route=lambda route: None,
+        timeout_s=LIMIT_S,
+        perform=lambda exchange, commands, reason="": it.perform(exchange, commands, reason),
+        cancels=QueueCancels(
+            queue,
+            background,
+            timeout_s=LIMIT_S,
+            give_up_s=LIMIT_S,
+            on_owner=lambda owner, request_id, gen: it.told_owners.append(owner),
+        ),
+    )
+    it = Desk(side=side, queue=queue, background=background, view=view)
+    try:
+        yield it
+    finally:
+        await background.close()
+        await peers.close()
+
+
+@pytest.mark.parametrize("max_migrations", [0, 3])
+async def test_an_enqueue_whose_answer_is_lost_does_not_cancel_a_job_that_a_decode_worker_has(max_migrations: int):
+    async with desk() as here:
+        late = exchange("r", max_migrations=max_migrations)
+
+        def taken_and_admitted(job: PrefillJob) -> None:
+            is_go, _ = late.session.on_admit(Pair(gen=1, attempt=1), "decode-1", "tcp://127.0.0.1:2")
+            assert is_go
+            raise QueueUnavailable("the answer was cut off")
+
+        here.queue.trouble = taken_and_admitted
+        here.perform(late, late.session.start())
+        await here.settled()
+
+        assert here.queue.state_of("r", 1) == "queued"
+        assert here.told_owners == []
+        assert late.session.state is State.ADMITTED
+        assert here.performed == [Enqueue(gen=1, generated_ids=b"")]
+
+
+async def test_an_enqueue_that_failed_before_anybody_had_the_job_leaves_none():
+    async with desk() as here:
+        refused = exchange("r")
+
+        def cut_off(job: PrefillJob) -> None:
+            raise QueueUnavailable("the answer was cut off")
+
+        here.queue.trouble = cut_off
+        here.perform(refused, refused.session.start())
+        await here.settled()
+
+        assert here.queue.state_of("r", 1) == "cancelled"
+        assert [type(command) for command in here.performed] == [Enqueue, Fail]
