@@ -34,6 +34,8 @@ PREFILL_BLOCKS: Final = 112
 DECODE_BLOCKS: Final = 96
 """KV space of the engines, which grows tight: two of the longest prompts have 94 blocks."""
 _BLOCK_BYTES: Final = 46_080 * BLOCK_SIZE
+_ALWAYS_LOGGED: Final = ("model_config_differs", "NUMA binding:")
+"""At level error, see `_pull_gateway`; and what vLLM's kernels write to stderr."""
 _START_S: Final = 600.0
 _STOP_S: Final = 20.0
 _ANSWER_S: Final = 600.0
@@ -152,7 +154,7 @@ async def running_pair(folder: Path, model_dir: Path, *, allowed_faults: tuple[s
                 mode="push",
                 environ=environ,
                 timeout_s=_ANSWER_S,
-                allowed_faults=("model_config_differs", *allowed_faults),
+                allowed_faults=(*_ALWAYS_LOGGED, *allowed_faults),
             ) as push,
             contextlib.AsyncExitStack() as children,
         ):

@@ -171,16 +171,16 @@ class RecordedTransport(MooncakeTransport):
         self._num_held = 0
 
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        began_at = self._begin()
+        began_at = self._wait_while_held()
         super().read(peer, local, remote, lengths)
         self._recorder.write("call", kind="read", num_bytes=sum(lengths), began_at=began_at)
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
-        began_at = self._begin()
+        began_at = self._wait_while_held()
         super().write(peer, local, remote, lengths)
         self._recorder.write("call", kind="write", num_bytes=sum(lengths), began_at=began_at)
 
-    def _begin(self) -> float:
+    def _wait_while_held(self) -> float:
         while self._recorder.hold.exists() and self._num_held:
             time.sleep(0.01)
         self._num_held = int(self._recorder.hold.exists())
