@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import shlex
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 import httpx
 
-from pdq.cli.children import BackOff, Child
+from pdq.cli.children import BackOff, Child, stop_all
 from pdq.cli.deployment import DeploymentSettings
 from pdq.cli.gateway_client import is_ready
 from pdq.cli.role_commands import RoleCommands
 from pdq.runtime.model import ModelSettings
 from tests.pipeline.harness import Pipeline, eventually, running
 from tests.servers import RedisServer, free_port, redis_binary
+from tests.vllm.prompts import LONG
 from tests.vllm.records import Records
 from tests.vllm.reference import BLOCK_SIZE, ENGINE_ARGS, ENVIRON, MODEL, Reference, reference
 
@@ -79,6 +81,7 @@ class Pair:
     start_worker: StartWorker
     workers: dict[str, Child]
     """Of each role, `prefill` and `decode`, the one that was started last."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def kill(self, role: str) -> None:
         """SIGKILL to the worker's process only; its engine follows it."""
@@ -96,6 +99,12 @@ class Pair:
         await self.push.quiet(limit_s=120)
         if keys := [key async for key in self.push.redis.scan_iter("*:req:*")]:
             await self.push.redis.delete(*keys)
+
+    async def forget_prefixes(self) -> None:
+        """Other prompts, two of the longest, take the blocks of both prefix caches."""
+        for _ in range(2):
+            first_id = 3000 + next(self._numbers)
+            await tokens(self.push, [first_id, *self.reference.prompts[LONG][1:]], 1)
 
     async def state(self, wanted: str) -> None:
         """Waits until the only request since `quiet` is in this state in Redis."""
@@ -178,14 +187,17 @@ async def running_pair(folder: Path, model_dir: Path, *, allowed_faults: tuple[s
                 await start_worker(role)
             await _ready(told.url, started)
             pull = await children.enter_async_context(_pull_gateway(push))
-            yield Pair(
-                pipelines={"push": push, "pull": pull},
-                records=records,
-                reference=kept,
-                decode_metrics_port=metrics_port,
-                start_worker=start_worker,
-                workers=workers,
-            )
+            try:
+                yield Pair(
+                    pipelines={"push": push, "pull": pull},
+                    records=records,
+                    reference=kept,
+                    decode_metrics_port=metrics_port,
+                    start_worker=start_worker,
+                    workers=workers,
+                )
+            finally:
+                await stop_all(started, _STOP_S)
     finally:
         server.kill()
 
