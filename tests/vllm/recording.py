@@ -6,6 +6,7 @@ One JSON object a line, in a file per process; times are of `time.monotonic`, wh
 |---|---|---|
 | `prefilled` | P, scheduler | `request` (the transfer id), `num_tokens`: a prefill has ended |
 | `freed` | P, scheduler | `request`: nobody needs its blocks any more |
+| `ended` | both, scheduler | `request`, `status`: vLLM's word for how |
 | `preempted` | both, scheduler | `count` of requests in one step |
 | `blocks` | both, worker | `side` (P: prefill ended; D: all KV is here), `request`, `digests` from block `first` on |
 | `forward` | P, worker | a step with chunks to push has computed its last layer |
@@ -81,6 +82,7 @@ class RecordingConnector(PdqMooncakeLayerwiseConnector):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         name = _transfer_of(request)
+        self._recorder.write("ended", request=name, status=request.status.name)
         is_prefill = (request.kv_transfer_params or {}).get("do_remote_decode")
         if is_prefill and request.status.name == "FINISHED_LENGTH_CAPPED":
             self._recorder.write("prefilled", request=name, num_tokens=request.num_tokens)

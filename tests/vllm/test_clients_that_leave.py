@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope
 FREED_WITHIN_S = 20.0
 """Two on a machine that has nothing else to do; told by nobody, P would hold the pin for a minute (kv_hold_s)."""
 MANY_TOKENS = 400
+_first_ids = itertools.count(1000)
 
 
 def ask(pair: Pair, mode: Mode, prompt: list[int], max_tokens: int = MANY_TOKENS) -> asyncio.Task[list[int]]:
@@ -28,16 +30,21 @@ async def hang_up(asking: asyncio.Task[list[int]]) -> None:
     assert asking.cancelled(), asking.result()
 
 
-def changed(prompt: list[int], number: int) -> list[int]:
+async def aborted(pair: Pair, *, after: float) -> None:
+    """In an engine; one that went on by itself would end, too."""
+    await pair.event("ended", after=after, status="FINISHED_ABORTED")
+
+
+def changed(prompt: list[int]) -> list[int]:
     """Another prompt of the same length, which no prefix cache knows."""
-    return [1000 + number, *prompt[1:]]
+    return [next(_first_ids), *prompt[1:]]
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_it_is_queued(pair: Pair, mode: Mode) -> None:
     long = pair.reference.prompts[LONG]
-    in_front = [ask(pair, mode, changed(long, number), 1) for number in range(2)]
-    queued = ask(pair, mode, changed(long, 2))
+    in_front = [ask(pair, mode, changed(long), 1) for _ in range(2)]
+    queued = ask(pair, mode, changed(long))
     await pair.states(["prefill", "queued", "queued"])
 
     await hang_up(queued)
@@ -47,7 +54,7 @@ async def test_while_it_is_queued(pair: Pair, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_its_prompt_is_computed(pair: Pair, mode: Mode) -> None:
-    asking = ask(pair, mode, changed(pair.reference.prompts[LONG], 10))
+    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
     await pair.state("prefill")
 
     await hang_up(asking)
@@ -59,29 +66,34 @@ async def test_while_its_prompt_is_computed(pair: Pair, mode: Mode) -> None:
 async def test_while_it_waits_for_its_kv(pair: Pair, mode: Mode) -> None:
     began_at = time.monotonic()
     pair.records.hold()
-    asking = ask(pair, mode, changed(pair.reference.prompts[LONG], 20))
+    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
     await pair.event("call", after=began_at)
     await pair.event("prefilled", after=began_at)
     assert not pair.records.events("blocks", after=began_at, side="D"), "its KV isn't complete"
 
     await hang_up(asking)
 
+    await aborted(pair, after=began_at)
+
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_its_answer_is_decoded(pair: Pair, mode: Mode) -> None:
-    asking = ask(pair, mode, pair.reference.prompts[LONG])
-    await pair.state("decoding")
+    began_at = time.monotonic()
+    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
+    await pair.event("blocks", after=began_at, side="D")
 
     await hang_up(asking)
+
+    await aborted(pair, after=began_at)
 
 
 async def test_after_the_prefill_the_pin_is_freed_at_once(pair: Pair) -> None:
     """No decode worker has taken it: D's pool is full with another prompt of this length."""
     began_at = time.monotonic()
     long = pair.reference.prompts[LONG]
-    decoding = ask(pair, "pull", changed(long, 30))
+    decoding = ask(pair, "pull", changed(long))
     await pair.state("decoding")
-    parked = ask(pair, "pull", changed(long, 31))
+    parked = ask(pair, "pull", changed(long))
     first = await pair.event("prefilled", after=began_at)
     second = await pair.event("prefilled", after=first["at"])
 
