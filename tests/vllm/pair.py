@@ -40,6 +40,8 @@ _ALWAYS_LOGGED: Final = ("model_config_differs", "NUMA binding:")
 """At level error, see `_pull_gateway`; and what vLLM's kernels write to stderr."""
 _START_S: Final = 600.0
 _STOP_S: Final = 20.0
+_EVENT_S: Final = 300.0
+"""The longest prompt takes 12 s of CPU, and a machine may have other things to do."""
 _ANSWER_S: Final = 600.0
 _PATIENT: Final = {
     # Two engines share two cores with the tests: a step may take seconds.
@@ -116,7 +118,7 @@ class Pair:
             found = sorted([(await self.push.redis.hget(key, "state") or b"").decode() for key in keys])
             return "" if found == sorted(wanted) else f"states {found}"
 
-        await eventually(others, limit_s=120, what=f"requests that are {wanted}")
+        await eventually(others, limit_s=_EVENT_S, what=f"requests that are {wanted}")
 
     async def event(self, name: str, *, after: float, **wanted: object) -> dict[str, object]:
         """The first such record; waits for it."""
@@ -124,7 +126,7 @@ class Pair:
         async def missing() -> str:
             return "" if self.records.events(name, after=after, **wanted) else "none"
 
-        await eventually(missing, limit_s=120, what=f"record {name} {wanted}")
+        await eventually(missing, limit_s=_EVENT_S, what=f"record {name} {wanted}")
         return self.records.events(name, after=after, **wanted)[0]
 
 

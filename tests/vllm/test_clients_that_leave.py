@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.vllm.pair import Mode, Pair, tokens
-from tests.vllm.prompts import LONG
+from tests.vllm.prompts import LONG, SPARE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1200)]
 
@@ -42,9 +42,9 @@ def changed(prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_it_is_queued(pair: Pair, mode: Mode) -> None:
-    long = pair.reference.prompts[LONG]
-    in_front = [ask(pair, mode, changed(long), 1) for _ in range(2)]
-    queued = ask(pair, mode, changed(long))
+    prompt = pair.reference.prompts[SPARE[0]]
+    in_front = [ask(pair, mode, changed(prompt), 1) for _ in range(2)]
+    queued = ask(pair, mode, changed(prompt))
     await pair.states(["prefill", "queued", "queued"])
 
     await hang_up(queued)
@@ -54,7 +54,7 @@ async def test_while_it_is_queued(pair: Pair, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_its_prompt_is_computed(pair: Pair, mode: Mode) -> None:
-    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
+    asking = ask(pair, mode, changed(pair.reference.prompts[SPARE[0]]))
     await pair.state("prefill")
 
     await hang_up(asking)
@@ -66,7 +66,7 @@ async def test_while_its_prompt_is_computed(pair: Pair, mode: Mode) -> None:
 async def test_while_it_waits_for_its_kv(pair: Pair, mode: Mode) -> None:
     began_at = time.monotonic()
     pair.records.hold()
-    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
+    asking = ask(pair, mode, changed(pair.reference.prompts[SPARE[0]]))
     await pair.event("call", after=began_at)
     await pair.event("prefilled", after=began_at)
     assert not pair.records.events("blocks", after=began_at, side="D"), "its KV isn't complete"
@@ -79,7 +79,7 @@ async def test_while_it_waits_for_its_kv(pair: Pair, mode: Mode) -> None:
 @pytest.mark.parametrize("mode", ["push", "pull"])
 async def test_while_its_answer_is_decoded(pair: Pair, mode: Mode) -> None:
     began_at = time.monotonic()
-    asking = ask(pair, mode, changed(pair.reference.prompts[LONG]))
+    asking = ask(pair, mode, changed(pair.reference.prompts[SPARE[0]]))
     await pair.event("blocks", after=began_at, side="D")
 
     await hang_up(asking)
