@@ -15,6 +15,7 @@ from broker.messages import Failed
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.requests import DecodeRequest, RequestTable
 from engine.base import Engine, EngineError
+from pdq.runtime.background import Background
 
 _CANCEL_S: Final = 1.0
 """After a deadline: by then the gateway has answered, and its Cancel is here."""
@@ -37,7 +38,7 @@ class OpenRequests:
         self._peers = peers
         self._metrics = metrics
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self.table = table
 
     def finish(self, request: DecodeRequest) -> None:
@@ -86,9 +87,7 @@ class OpenRequests:
 
     def spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         """Runs to its end beside the loops; a crash is logged."""
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_end)
+        self._background.spawn(coroutine)
 
     async def _send_failed(self, request: DecodeRequest, *, code: str, detail: str, retryable: bool = True) -> None:
         offer = request.offer
@@ -108,8 +107,3 @@ class OpenRequests:
     async def _abort_in_engine(self, engine_request_id: str) -> None:
         with contextlib.suppress(EngineError):  # its KV went with the engine
             await self._engine.abort(engine_request_id)
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("request_task_crashed", error=repr(error))

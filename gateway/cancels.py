@@ -10,8 +10,8 @@ import structlog
 from broker.errors import PeerUnavailable
 from broker.links import NoticePeers
 from broker.messages import Cancel
-from gateway.background import Background
 from gateway.metrics import GatewayMetrics
+from pdq.runtime.background import Background
 from pdq.wire.types import Pair
 
 ANY_ATTEMPT: Final = 2**31 - 1

@@ -14,7 +14,6 @@ from broker.links import DeltaReceiver, DeltaSettings, NoticeInbox, NoticePeers
 from broker.membership import Membership, RegistryView
 from gateway.api import Api
 from gateway.app import create_app
-from gateway.background import Background, every
 from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
 from gateway.endpoints import Endpoints
@@ -31,6 +30,7 @@ from gateway.readiness import reasons_not_ready
 from gateway.route import Way
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import TextTokenizer
+from pdq.runtime.background import Background, every
 from pdq.runtime.signals import Drain
 
 log = structlog.get_logger(__name__)

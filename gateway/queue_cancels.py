@@ -10,7 +10,7 @@ import structlog
 
 from broker.base import PrefillQueue
 from broker.errors import QueueUnavailable
-from gateway.background import Background
+from pdq.runtime.background import Background
 
 _RETRY_MIN_S: Final = 0.25
 _RETRY_MAX_S: Final = 2.0

@@ -10,12 +10,12 @@ import structlog
 
 from broker.base import RETRYABLE_ENDS, JobFate, PrefillJob, PrefillQueue
 from broker.errors import QueueUnavailable
-from gateway.background import Background
 from gateway.exchange import Exchange
 from gateway.local_start import LocalStart
 from gateway.queue_cancels import QueueCancels
 from gateway.route import Route, Way, choose_route
 from gateway.session import Command, Enqueue, State
+from pdq.runtime.background import Background
 from pdq.wire.types import Pair, num_ids
 
 _RETRY_MIN_S: Final = 0.25

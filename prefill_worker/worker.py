@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
@@ -19,6 +18,7 @@ from engine.base import Engine, EngineInfo, EngineOutput, EngineStats, StepOutpu
 from engine.ledger import KvLedger
 from engine.progress import Progress
 from engine.stall_watch import StallWatch
+from pdq.runtime.background import Background
 from pdq.runtime.signals import Drain
 from prefill_worker.cancelled import CancelMemory
 from prefill_worker.ends import JobEnds
@@ -69,7 +69,7 @@ class PrefillWorker:
         self._times = PrefillTimes()
         self._stats: EngineStats | None = None
         self._is_draining = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._drain_grace_s = drain_grace_s
         self._stepped = asyncio.Event()
         self._handover = Handover(
@@ -158,22 +158,12 @@ class PrefillWorker:
                     if held.lease.pair <= message.pair and held.task is not None and held.end is None:
                         log.info("cancelled", request_id=message.request_id, reason=message.reason)
                         held.task.cancel()
-                self._spawn(self._ends.release_unread(message.request_id, message.pair))
+                self._background.spawn(self._ends.release_unread(message.request_id, message.pair))
                 reply(Cancelled(request_id=message.request_id, pair=message.pair))
             case Room():
                 self._handover.on_room()
             case _:
                 log.warning("unexpected_notice", kind=type(message).__name__)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_spawned_end)
-
-    def _on_spawned_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task_crashed", error=repr(error))
 
     def record(self) -> WorkerRecord:
         stats = self._stats
@@ -208,7 +198,7 @@ class PrefillWorker:
             return  # the queue has it no more
         held = HeldJob(lease=lease, taken_at=self._clock())
         if self._ledger.holds(held.engine_request_id):
-            self._spawn(self._give_back_known(lease))
+            self._background.spawn(self._give_back_known(lease))
             return
         self._metrics.on_take(held)
         if self._ledger.could_ever_promise(held.num_tokens):
@@ -216,10 +206,9 @@ class PrefillWorker:
             coroutine = self._runner.run(held)
         else:
             coroutine = self._refuse(held)
-        held.task = asyncio.create_task(coroutine, name=held.engine_request_id)
+        held.task = self._background.spawn(coroutine, name=held.engine_request_id)
         self._held.add(held)
-        self._tasks.add(held.task)
-        held.task.add_done_callback(lambda task: self._on_job_end(held, task))
+        held.task.add_done_callback(lambda task: self._on_job_end(held))
 
     async def _give_back_known(self, lease: JobLease) -> None:
         """The queue has lost a take (Redis came back older than it was) and named this pair a second time."""
@@ -229,7 +218,7 @@ class PrefillWorker:
 
     def _on_dead(self, dead: DeadJob) -> None:
         """Told beside the work: a gateway that is gone itself answers nothing, and would hold up takes and renewals."""
-        self._spawn(self._ends.tell_dead(dead))
+        self._background.spawn(self._ends.tell_dead(dead))
 
     async def _refuse(self, held: HeldJob) -> None:
         """A prompt larger than the whole pool: an answer now beats a queue that stands still."""
@@ -238,15 +227,12 @@ class PrefillWorker:
         detail = f"the prompt has {held.num_tokens} tokens, the prefill worker's KV pool holds {pool_tokens}"
         await self._ends.refuse(held, state="refused", code="prompt_too_long", detail=detail)
 
-    def _on_job_end(self, held: HeldJob, task: asyncio.Task[None]) -> None:
+    def _on_job_end(self, held: HeldJob) -> None:
         self._held.remove(held)
         if not held.was_submitted:
             self._ledger.release(held.engine_request_id)  # the engine knows nothing of it, and won't say
         self._metrics.on_end(held)
-        self._tasks.discard(task)
         self._taker.room_changed()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("job_crashed", request_id=held.lease.job.request_id, error=repr(error))
 
     async def _feed(self) -> None:
         """Engine steps to jobs and ledger."""
@@ -309,5 +295,4 @@ class PrefillWorker:
                 log.warning("queue_unavailable_for_job", error=str(exc))
             if held.task is not None:
                 held.task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+        await self._background.settled(timeout_s=5)

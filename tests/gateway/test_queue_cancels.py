@@ -10,8 +10,8 @@ import pytest
 from broker.delivery import QueueSettings
 from broker.errors import QueueUnavailable
 from broker.memory import MemoryQueue
-from gateway.background import Background
 from gateway.queue_cancels import QueueCancels
+from pdq.runtime.background import Background
 from tests.broker.stores import eventually, job
 
 

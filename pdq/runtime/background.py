@@ -1,4 +1,4 @@
-"""Work beside the requests: tasks with an owner, whose crash is logged and never lost."""
+"""Work beside the main loop: tasks with an owner, whose crash is logged and never lost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     async def settled(self, timeout_s: float) -> None:
         """Waits for what runs now, at most so long."""
@@ -35,7 +36,7 @@ class Background:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background_task_crashed", error=repr(error), exc_info=error)
+            log.error("background_task_crashed", task=task.get_name(), error=repr(error), exc_info=error)
 
 
 async def every(pace_s: float, work: Callable[[], Awaitable[None]], *, name: str) -> NoReturn:
