@@ -14,7 +14,7 @@ from tests.connector_plugin.record_hooks import facts_from, read_folder, recorde
 from tests.vllm.prompts import AT_ONCE, LONG
 from tests.vllm.reference import BLOCK_SIZE, Reference, reference
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(900)]  # the first test waits for two engines
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]  # the first test waits for two engines
 
 modes = pytest.mark.parametrize("mode", ["pull", "push"])
 
