@@ -21,7 +21,7 @@ from pdq.wire.types import Pair, num_ids
 _RETRY_MIN_S: Final = 0.25
 _RETRY_MAX_S: Final = 2.0
 _AGAIN_AT_ONCE: Final = 16
-"""Requests that go back into the queue at the same time: after a loss of data all of them want to."""
+"""Calls that put a request back into the queue at the same time: after a loss of data all of them want to."""
 _CODE_OF_END: Final = {
     "dead": "dead_letter",
     "deadline": "deadline_exceeded",
@@ -133,17 +133,16 @@ class QueueSide:
 
     async def _enqueue_again(self, exchange: Exchange, command: Enqueue) -> None:
         delay_s = _RETRY_MIN_S
-        async with self._again:
-            while exchange.session.gen == command.gen and not exchange.session.is_closed:
-                try:
-                    await self._place(exchange, command)
-                except QueueUnavailable as error:
-                    log.warning("enqueue_failed", request_id=exchange.request_id, gen=command.gen, error=str(error))
-                    await asyncio.sleep(delay_s)
-                    delay_s = min(2 * delay_s, _RETRY_MAX_S)
-                else:
-                    self._perform(exchange, exchange.session.on_enqueued(command.gen))
-                    return
+        while _is_owed(exchange, command):
+            try:
+                await self._place(exchange, command)
+            except QueueUnavailable as error:
+                log.warning("enqueue_failed", request_id=exchange.request_id, gen=command.gen, error=str(error))
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _RETRY_MAX_S)
+            else:
+                self._perform(exchange, exchange.session.on_enqueued(command.gen))
+                return
 
     async def _place(self, exchange: Exchange, command: Enqueue) -> None:
         """To a decode worker that prefills by itself, or into the queue."""
@@ -161,7 +160,12 @@ class QueueSide:
             route = Route(Way.PULL if self._mode is Way.LOCAL else self._mode, "decode_busy")
         exchange.route = route
         self._on_route(route)
-        await self._put(exchange, command, route.way)
+        if command.gen == 1:
+            await self._put(exchange, command, route.way)
+            return
+        async with self._again:  # not while it sleeps or asks decode workers: others need no queue for that
+            if _is_owed(exchange, command):
+                await self._put(exchange, command, route.way)
 
     async def _start_locally(self, exchange: Exchange, command: Enqueue) -> bool:
         """False: it goes into the queue. Without prefill workers the decode workers are asked until one has room."""
@@ -171,7 +175,7 @@ class QueueSide:
                 return False
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_MAX_S)
-            if exchange.session.gen != command.gen or exchange.session.is_closed:
+            if not _is_owed(exchange, command):
                 break
         return True
 
@@ -198,3 +202,8 @@ class QueueSide:
                 await self._queue.enqueue(job)
         except TimeoutError as error:
             raise QueueUnavailable(f"no answer within {self._timeout_s} s") from error
+
+
+def _is_owed(exchange: Exchange, command: Enqueue) -> bool:
+    """Nobody has the request under this gen, and its client waits."""
+    return exchange.session.gen == command.gen and exchange.session.state is State.ENQUEUEING
