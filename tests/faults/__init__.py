@@ -16,11 +16,16 @@ F4   pipeline/test_worker_deaths.py::test_a_worker_that_is_told_to_stop_finishes
 F5   test_f05_decode_killed.py
      pipeline/test_worker_deaths.py::test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once
 F6   test_f06_same_address.py
+F7   test_f07_f10_prefill_workers.py
+     pipeline/test_scaling.py::test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothing_behind
 F8   test_f08_stuck_or_slow.py
      pipeline/test_stopped_processes.py::test_a_prefill_engine_that_hangs_loses_its_jobs_to_another_worker
      pipeline/test_stopped_processes.py::test_workers_whose_engines_hang_for_good_are_started_again_and_their_requests_end_well
 F9   test_f09_poison.py
+F10  test_f07_f10_prefill_workers.py
 F11  test_f11_f33_early_ends.py
+F12  test_f12_gateway_killed.py
+     pipeline/test_gateway_death.py::test_a_killed_gateway_leaves_no_work_behind
 F13  test_f13_f14_f40_clients.py
 F14  test_f13_f14_f40_clients.py
 F24  test_f24_prefill_cut_off_from_redis.py
