@@ -73,14 +73,27 @@ class DeadJob:
 
     @property
     def code(self) -> str:
-        """What the client is told; a deadline has one name, whoever notices that it passed."""
-        return "deadline_exceeded" if self.reason == "deadline" else self.reason
+        """What the client is told."""
+        return CODE_OF_END.get(self.reason, self.reason)
 
     @property
     def is_retryable(self) -> bool:
         """Nothing is wrong with the request: its payload got lost, or its gateway was away for a while."""
         return self.reason in RETRYABLE_ENDS
 
+
+CODE_OF_END: Final = {
+    "deadline": "deadline_exceeded",
+    "refused": "prompt_too_long",
+    "max_attempts": "max_attempts",
+    "orphaned": "orphaned",
+    "payload_invalid": "payload_invalid",
+    "payload_lost": "payload_lost",
+}
+"""What the client is told of a job that ended without an answer, whether a notice says so or the queue is asked.
+
+Other ends (`decoding`, `gone`) mean that some worker was to have it.
+"""
 
 RETRYABLE_ENDS: Final = frozenset({"orphaned", "payload_lost"})
 
@@ -91,7 +104,7 @@ class JobFate:
 
     state: str
     """`lost` (no trace, or not enough for anybody to take it), `queued`, `prefill`, or how it ended: what settle said,
-    `cancelled`, `deadline`, `orphaned`, `payload_lost`, `dead`."""
+    `cancelled`, or a `DeadJob.reason`."""
     detail: str = ""
 
     @property

@@ -6,7 +6,7 @@
 | `pdq:{m}:prefill` | stream | one entry per queued or running prefill, all readable: `id gen tokens priority mode tenant gateway gateway_id v traceparent due deadline` (the last two: ms, Redis time; decimals of due: order of arrival). Group `prefill`. XLEN = queued + running, XPENDING = running |
 | `pdq:{m}:ready` | zset | entry ids that may be taken, score = due. ZCARD = queued |
 | `pdq:{m}:job:<id>:<gen>` | string | packed PrefillJob. No TTL while live; gone with settle; a dead letter's stays `dead_payload_ttl_s` |
-| `pdq:{m}:req:<id>:<gen>` | hash | `state attempt failures causes worker decode reason entry` and `enqueued taken settled due deadline` (ms, Redis time). State: `queued prefill`, then what settle said, or `cancelled deadline orphaned payload_lost dead`. TTL `req_ttl_s` from its end on |
+| `pdq:{m}:req:<id>:<gen>` | hash | `state attempt failures causes worker decode reason entry` and `enqueued taken settled due deadline` (ms, Redis time). State: `queued prefill`, then what settle said, or `cancelled`, or why the queue ended it (`DeadJob.reason`). TTL `req_ttl_s` from its end on |
 | `pdq:{m}:tenants` | zset | tenants that are ahead of the clock, score = virtual time (ms) |
 | `pdq:{m}:wake` | stream | at most one entry: jobs came back; wakes sleeping workers |
 | `pdq:{m}:dead` | stream | dead letters: `id gen reason attempts worker error causes tokens tenant`; at most `max_dead_letters` |

@@ -250,7 +250,7 @@ class MemoryQueue:
         request = self._requests[entry.key]
         request.failures += failure is not None
         if failure is not None and after_failure(request.failures, self._settings) is Verdict.DEAD_LETTER:
-            dead = self._end(entry, "max_attempts", failure, state="dead")
+            dead = self._end(entry, "max_attempts", failure)
             self.dead_letters = [*self.dead_letters, dead][-self._settings.max_dead_letters :]
             return dead
         request.state, request.worker, request.reason = "queued", "", failure or ""
@@ -258,9 +258,9 @@ class MemoryQueue:
         self._announce()
         return None
 
-    def _end(self, entry: _Entry, reason: str, detail: str, *, state: str | None = None) -> DeadJob:
+    def _end(self, entry: _Entry, reason: str, detail: str) -> DeadJob:
         job, attempt = entry.job, self._requests[entry.key].attempt
-        self._remove(entry, state or reason, detail)
+        self._remove(entry, reason, detail)
         return DeadJob(
             request_id=job.request_id,
             pair=Pair(gen=job.gen, attempt=attempt),

@@ -168,7 +168,7 @@ class Failed:
     pair: Pair
     worker: str
     code: str
-    """Stable snake_case word: `kv_transfer_failed`, `engine_error`, `deadline_exceeded`, `dead_letter`, ..."""
+    """Stable snake_case word: `kv_transfer_failed`, `engine_error`, `deadline_exceeded`, `max_attempts`, ..."""
     detail: str
     retryable: bool
 

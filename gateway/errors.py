@@ -43,7 +43,6 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "engine_error": (502, _SERVER),
     "kv_transfer_failed": (502, _SERVER),
     "max_attempts": (502, _SERVER),
-    "dead_letter": (502, _SERVER),
     "orphaned": (502, _SERVER),
     "payload_lost": (502, _SERVER),
     "payload_invalid": (502, _SERVER),

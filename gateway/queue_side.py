@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.base import RETRYABLE_ENDS, JobFate, PrefillJob, PrefillQueue
+from broker.base import CODE_OF_END, RETRYABLE_ENDS, JobFate, PrefillJob, PrefillQueue
 from broker.errors import QueueUnavailable
 from gateway.exchange import Exchange
 from gateway.local_start import LocalStart
@@ -22,14 +22,6 @@ _RETRY_MIN_S: Final = 0.25
 _RETRY_MAX_S: Final = 2.0
 _AGAIN_AT_ONCE: Final = 16
 """Calls that put a request back into the queue at the same time: after a loss of data all of them want to."""
-_CODE_OF_END: Final = {
-    "dead": "dead_letter",
-    "deadline": "deadline_exceeded",
-    "refused": "prompt_too_long",
-    "orphaned": "orphaned",
-    "payload_lost": "payload_lost",
-}
-"""What the client is told. Other ends (`decoding`, `gone`) mean that some worker was to have it."""
 log = structlog.get_logger(__name__)
 
 
@@ -110,7 +102,7 @@ class QueueSide:
     def _end_unheard(self, exchange: Exchange, gen: int, fate: JobFate) -> None:
         session = exchange.session
         log.warning("job_ended_unheard", request_id=session.request_id, gen=gen, state=fate.state, detail=fate.detail)
-        code = _CODE_OF_END.get(fate.state)
+        code = CODE_OF_END.get(fate.state)
         commands = session.on_failed(
             Pair(gen=gen, attempt=0),
             code or "job_ended",

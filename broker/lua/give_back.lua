@@ -12,7 +12,7 @@ end
 local failures = tonumber(redis.call('HGET', KEYS[3], 'failures') or 0) + (ARGV[5] ~= '' and 1 or 0)
 local is_dead = ARGV[5] ~= '' and failures >= tonumber(ARGV[6])
 if is_dead then
-  remove(KEYS[1], KEYS[2], ARGV[1], ARGV[3], KEYS[3], ARGV[8], 'dead', ARGV[5])
+  remove(KEYS[1], KEYS[2], ARGV[1], ARGV[3], KEYS[3], ARGV[8], ARGV[7], ARGV[5])
 else
   put_back(KEYS[1], KEYS[2], ARGV[1], ARGV[3], fields['due'], KEYS[3], ARGV[5])
 end

@@ -21,7 +21,7 @@ for _, entry in ipairs(claimed[2]) do
     if problem then reason, detail = 'payload_invalid', problem end
     local counted = count_failure(req, 'lease_expired')
     if problem or counted[1] >= tonumber(ARGV[7]) then
-      remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[8], 'dead', detail)
+      remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[8], reason, detail)
       bury(KEYS[3], ARGV[10], job, ARGV[9], fields, attempt, worker, reason, detail, counted[2])
       dead[#dead + 1] = dead_job(fields, attempt, reason, detail)
     else

@@ -14,10 +14,10 @@ local orphan_ms = tonumber(ARGV[8])
 local is_steady = now - steady_since(KEYS[4], now, tonumber(ARGV[7]), false) >= orphan_ms
 local leases, dead, num_seen = {}, {}, 0
 
-local function finish(entry, fields, req, state, detail, reason)
+local function finish(entry, fields, req, reason, detail)
   local attempt = redis.call('HGET', req, 'attempt') or '0'
-  remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], state, detail)
-  dead[#dead + 1] = dead_job(fields, attempt, reason or state, detail)
+  remove(KEYS[1], KEYS[2], ARGV[1], entry, req, ARGV[9], reason, detail)
+  dead[#dead + 1] = dead_job(fields, attempt, reason, detail)
   return attempt
 end
 
@@ -36,7 +36,7 @@ while #leases < max_jobs and num_seen < max_seen do
     local req, job = req_key(ARGV[3], fields), job_key(ARGV[3], fields)
     local left = problem and 0 or tonumber(fields['deadline']) - now
     if problem then
-      local attempt = finish(entry, fields, req, 'dead', problem, 'payload_invalid')
+      local attempt = finish(entry, fields, req, 'payload_invalid', problem)
       bury(KEYS[3], ARGV[11], job, ARGV[10], fields, attempt, '', 'payload_invalid', problem)
     elseif left <= 0 then
       finish(entry, fields, req, 'deadline', 'deadline passed while queued')

@@ -102,7 +102,7 @@ async def test_a_payload_that_is_no_job_becomes_a_dead_letter_and_hides_none(
         ("r", "payload_invalid", "gateway-a")
     ]
     assert taken.dead[0].detail
-    assert await redis_store.state("r") == "dead"
+    assert await redis_store.state("r") == "payload_invalid"
     assert (await queue.depth()).dead == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.base import CODE_OF_END
 from tests.broker.stores import LIMIT_S, Store, job, take_one
 
 ANY = 10**9
@@ -173,7 +174,7 @@ async def test_three_failures_make_a_dead_letter(store: Store) -> None:
         "engine crashed",
     )
     assert (await store.queue.depth()).dead == 1
-    assert await store.state("poison") == "dead"
+    assert await store.state("poison") == "max_attempts"
     assert await store.leftovers() == (0, 0, 0)
 
 
@@ -255,9 +256,28 @@ async def test_fates_say_what_became_of_each_job(store: Store) -> None:
 
     fates = await store.queue.fates((*((name, 1) for name in names), ("waits", 2)))
 
-    assert [fate.state for fate in fates] == ["dead", "decoding", "prefill", "queued", "cancelled", "lost", "lost"]
+    states = ["max_attempts", "decoding", "prefill", "queued", "cancelled", "lost", "lost"]
+    assert [fate.state for fate in fates] == states
     assert [fate.is_open for fate in fates] == [False, False, True, True, False, False, False]
     assert fates[0].detail == "engine_error: boom"
+
+
+async def test_a_job_that_the_queue_ended_has_one_reason_for_whoever_is_told_and_whoever_asks(store: Store) -> None:
+    await store.queue.enqueue(job("late", deadline_s=0.0))
+    (late,) = (await store.queue.take("p1", max_tokens=10**9, max_jobs=1)).dead
+    await store.queue.enqueue(job("failed"))
+    failed = None
+    while failed is None:
+        failed = await store.queue.give_back(await take_one(store.queue), failure="engine_error: boom")
+    await store.queue.enqueue(job("stuck", failures=2))
+    await take_one(store.queue)
+    (stuck,) = await store.expire_leases()
+
+    fates = await store.queue.fates((("late", 1), ("failed", 1), ("stuck", 1)))
+
+    assert [dead.reason for dead in (late, failed, stuck)] == ["deadline", "max_attempts", "max_attempts"]
+    assert [(fate.state, fate.detail) for fate in fates] == [(d.reason, d.detail) for d in (late, failed, stuck)]
+    assert [CODE_OF_END[fate.state] for fate in fates] == [dead.code for dead in (late, failed, stuck)]
 
 
 async def test_depth_counts_queued_running_and_dead(store: Store) -> None:

@@ -251,7 +251,7 @@ class SameAnswers(RuleBasedStateMachine):
         if key in self.settled:
             return {"decode"}
         if key in self.dead:
-            return {"dead", "deadline"}
+            return {"max_attempts", "deadline"}
         if key in self.cancelled:
             return {"cancelled"}
         if key in self.enqueued:

@@ -200,7 +200,7 @@ async def test_a_dead_letter_whose_notice_was_lost_is_an_answer_all_the_same():
 
         answer = await request
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "dead_letter")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "max_attempts")
     assert "out of memory" in answer.json()["error"]["message"]
 
 

@@ -8,7 +8,17 @@ from typing import Final
 from tests.pipeline.harness import Pipeline
 
 ENDED: Final = frozenset(
-    {"decoding", "gone", "refused", "cancelled", "deadline", "orphaned", "payload_lost", "payload_invalid", "dead"}
+    {
+        "decoding",
+        "gone",
+        "refused",
+        "cancelled",
+        "deadline",
+        "orphaned",
+        "payload_lost",
+        "payload_invalid",
+        "max_attempts",
+    }
 )
 """States of `req:*` that nobody leaves any more."""
 
