@@ -1,6 +1,7 @@
 """How many tokens a request may have: by setting, by the model, and by what the workers' engines and KV memory take.
 
-A longer one would wait in the queue until its deadline: no worker could ever take it.
+Any worker may get any request: jobs are not routed by size. So the smallest worker of each role decides. A request
+that was accepted before a smaller one came, and meets it, moves on or ends with an error, never short of its tokens.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class ContextLimit:
         """Tokens of prompt and answer together."""
         if self._view.workers is not self._seen:
             self._seen = self._view.workers
-            of_roles = (_largest(self._view.of_role(role)) for role in ("prefill", "decode"))
+            of_roles = (_smallest(self._view.of_role(role)) for role in ("prefill", "decode"))
             self._limit = min([self._fixed, *(limit for limit in of_roles if limit)])
         return self._limit
 
 
-def _largest(workers: tuple[WorkerRecord, ...]) -> int:
+def _smallest(workers: tuple[WorkerRecord, ...]) -> int:
     """0: nobody says. Workers on their way out count only where there are no others."""
     staying = [worker for worker in workers if worker.state != "draining"]
-    return max(map(_limit_of, staying or workers), default=0)
+    return min(filter(None, map(_limit_of, staying or workers)), default=0)
 
 
 def _limit_of(worker: WorkerRecord) -> int:

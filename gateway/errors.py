@@ -40,6 +40,7 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     "job_ended": (502, _SERVER),
     "delta_gap": (502, _SERVER),
     "delta_mismatch": (502, _SERVER),
+    "answer_cut_short": (502, _SERVER),
     "engine_error": (502, _SERVER),
     "kv_transfer_failed": (502, _SERVER),
     "max_attempts": (502, _SERVER),

@@ -117,8 +117,6 @@ class Fail:
 
 Command = Enqueue | QueueCancel | SendCancel | Refuse | Emit | Finish | Fail
 
-_FINISH_REASONS: Final = frozenset({"stop", "length"})
-
 
 class Session:
     """The arbiter of one request. Every method takes an event and returns the commands to carry out, in order."""
@@ -204,7 +202,7 @@ class Session:
                 return self._migrate("delta_mismatch", f"tokens of pair {delta.pair} changed after they were delivered")
             token_ids = token_ids[overlap:]
             logprobs = None if logprobs is None else logprobs[overlap:]
-        if delta.finish is not None and delta.finish not in _FINISH_REASONS:
+        if delta.finish not in (None, "stop", "length"):
             return self._migrate("engine_error", f"unknown finish reason {delta.finish!r}")
         commands: list[Command] = []
         if token_ids:
@@ -212,7 +210,10 @@ class Session:
                 self._move(State.STREAMING)
             self.accepted.extend(token_ids)
             commands.append(Emit(token_ids, logprobs, delta.stop_token_id))
-        if delta.finish is not None:
+        if delta.finish == "length" and (missing := self.max_tokens - len(self.accepted)) > 0:
+            detail = f"{worker} ended at a limit of its own, {missing} tokens before max_tokens"
+            commands += self._migrate("answer_cut_short", detail)
+        elif delta.finish is not None:
             commands += self._close(Finish(reason=delta.finish, stats=delta.stats))
         return commands
 

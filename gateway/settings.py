@@ -18,7 +18,7 @@ class GatewaySettings:
     max_model_len: int = field(
         default=0,
         metadata={
-            "help": "most tokens of prompt and answer; 0: what the model's config and the workers' KV memory allow"
+            "help": "most tokens of prompt and answer; 0: what the model and the smallest worker of each role allow"
         },
     )
     max_body_bytes: int = field(default=16 * 2**20, metadata={"help": "largest request body"})

@@ -44,6 +44,8 @@ class Script:
     forgets_after: int | None = None
     """Tokens before it knows nothing of the request any more, and says so to nobody."""
     eos_after: int | None = None
+    cut_after: int | None = None
+    """Tokens before it ends at a limit of its own, as if max_tokens were reached."""
     loses_finish: bool = False
     """Fails after the last token, without having said that it is the last."""
     fails_after_end: bool = False
@@ -133,7 +135,7 @@ class EchoPipeline:
                 return
             index = seq + len(generated)
             is_eos = script.eos_after == seq
-            is_last = is_eos or index + 1 == job.sampling.max_tokens
+            is_last = is_eos or index + 1 == job.sampling.max_tokens or script.cut_after == seq + 1
             token_id = EOS if is_eos else prompt[index % len(prompt)]
             self.push(lease, script, seq, token_id, is_eos=is_eos, is_last=is_last and not script.loses_finish)
             await asyncio.sleep(0)

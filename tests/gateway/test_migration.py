@@ -134,3 +134,15 @@ async def test_an_answer_that_ended_with_eos_is_over_whatever_its_worker_says_af
 
     assert (answer["text"], answer["finish_reason"]) == ("hell", "stop")
     assert shared.pipeline.taken.qsize() == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_meets_a_worker_with_a_shorter_context_goes_on_at_another(
+    shared: World, stream: bool
+) -> None:
+    shared.pipeline.script = lambda lease: Script(cut_after=4 if lease.pair.gen == 1 else None)
+
+    answer = await complete(shared, stream=stream)
+
+    assert answer["text"] == ("hello" * 3)[:MAX_TOKENS]
+    assert (answer["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", MAX_TOKENS)

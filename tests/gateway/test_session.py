@@ -218,3 +218,28 @@ def test_starting_twice_is_our_own_mistake():
 
     with pytest.raises(IllegalTransition):
         it.start()
+
+
+def test_a_worker_that_stops_at_a_limit_of_its_own_does_not_end_the_answer():
+    it = streaming(tokens=(1, 2))
+    owner = it.owner
+
+    commands = it.on_delta(D1, delta(Pair(gen=1, attempt=1), 2, (3,), finish="length"))
+
+    assert commands == [
+        Emit([3], None, None),
+        QueueCancel(gen=1),
+        SendCancel(owner=owner, reason="answer_cut_short"),
+        Enqueue(gen=2, generated_ids=pack_ids([1, 2, 3])),
+    ]
+
+
+def test_when_every_worker_stops_short_the_client_is_told_an_error_not_a_length():
+    it = queued(max_migrations=0)
+    it.on_admit(Pair(gen=1, attempt=1), D1, "tcp://d1")
+
+    *_, end = it.on_delta(D1, delta(Pair(gen=1, attempt=1), 0, (1, 2, 3), finish="length"))
+
+    assert isinstance(end, Fail)
+    assert end.code == "answer_cut_short"
+    assert "5 tokens before max_tokens" in end.message
