@@ -39,6 +39,16 @@ def engines(model_dir: Path, answers: Reference) -> Iterator[EnginePair]:
     pair.close()
 
 
+@pytest.fixture
+def all_loads_succeed(engines: EnginePair) -> Iterator[None]:
+    """Engine "b" would compute the prompt of one that fails, and answer as well."""
+    before = engines.news("b")
+    yield
+    after = engines.news("b")
+    assert after.get("failed", {}) == before.get("failed", {})
+    assert after["counts"]["tokens_used"] > before.get("counts", {}).get("tokens_used", 0)
+
+
 def test_this_vllm_calls_the_connector_as_recorded() -> None:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
@@ -59,6 +69,7 @@ def test_importing_the_plugin_starts_nothing(engines: EnginePair) -> None:
 
 
 @modes
+@pytest.mark.usefixtures("all_loads_succeed")
 def test_answers_are_those_of_a_single_engine(engines: EnginePair, answers: Reference, mode: str) -> None:
     """One by one; the long prompt's prefill takes several steps."""
     engines.forget_prefixes()
@@ -68,6 +79,7 @@ def test_answers_are_those_of_a_single_engine(engines: EnginePair, answers: Refe
 
 
 @modes
+@pytest.mark.usefixtures("all_loads_succeed")
 def test_answers_of_eight_requests_at_once_are_those_of_a_single_engine(
     engines: EnginePair, answers: Reference, mode: str
 ) -> None:
@@ -78,6 +90,7 @@ def test_answers_of_eight_requests_at_once_are_those_of_a_single_engine(
 
 
 @modes
+@pytest.mark.usefixtures("all_loads_succeed")
 def test_blocks_at_d_hold_the_bytes_of_those_at_p(engines: EnginePair, answers: Reference, mode: str) -> None:
     """All but the last one, in which D goes on writing."""
     prompt = [*answers.prompts[12][::-1], *answers.prompts[11 if mode == "pull" else 10]]  # blocks that nobody has yet

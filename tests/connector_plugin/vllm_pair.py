@@ -19,6 +19,10 @@ from tests.vllm.reference import ENGINE_ARGS, ENVIRON
 POLICIES: Final = {"a": "fail", "b": "recompute"}
 
 
+CONNECTOR: Final = {"kv_hold_s": 40.0, "kv_lease_s": 30.0, "kv_answer_tries": 30}
+"""A machine with too much to do lets nobody count as dead."""
+
+
 class BlockDigests:
     """vLLM mixes it into its workers: they can say what their blocks hold."""
 
@@ -81,7 +85,7 @@ class Engines:
                 kv_port=ports[name],
                 engine_id=name,
                 kv_load_failure_policy=policy,  # type: ignore[arg-type]
-                kv_connector_extra_config={"pdq_epoch": f"epoch-{name}", "pdq_connector": {"kv_hold_s": 20.0}},
+                kv_connector_extra_config={"pdq_epoch": f"epoch-{name}", "pdq_connector": CONNECTOR},
             )
             arguments = AsyncEngineArgs(
                 model=model_dir,
