@@ -33,7 +33,7 @@ from connector.settings import ConnectorSettings
 from connector.side_channel import Abort, Answer, Claimed, DoneAck, Gone, Hello, Meta, Reject, Renewed, Verified
 from connector.step import Load
 from connector.tp_plan import Servers, servers_of
-from connector.transfers import LEG_TABLE, LegEvent, LegState, Outcome, TransferKey, next_state
+from connector.transfers import LEG_TABLE, USED_TWICE, LegEvent, LegState, Outcome, TransferKey, next_state
 from pdq.wire.types import TransferStats, unpack_ids
 
 
@@ -79,6 +79,9 @@ class Loads:
             servers = servers_of(hello.rank, hello.tp_size, ticket.tp_size, hello.num_kv_heads, ticket.transfer_id)
         except LayoutError as exc:
             self._decide(running, Outcome.FAILED, str(exc))
+        if any((peer_of(ticket, rank).endpoint, running.key) in self._leg_of for rank in servers.sources):
+            self._decide(running, Outcome.FAILED, USED_TWICE)
+            servers = Servers(sources=())  # so P hears nothing: it would take it for the other's word
         running.spares = [peer_of(ticket, rank) for rank in servers.spares]
         for rank in servers.sources:
             peer = peer_of(ticket, rank)
@@ -276,7 +279,7 @@ class Loads:
         to_tell = running.spares
         for leg in running.legs:
             del self._legs[leg.leg_id]
-            del self._leg_of[leg.peer.endpoint, running.key]
+            self._leg_of.pop((leg.peer.endpoint, running.key), None)
             if not leg.is_gone and not leg.is_done_told:
                 to_tell.append(leg.peer)
         for peer in to_tell:

@@ -120,6 +120,11 @@ class Pins:
         pin.claims.add((consumer, rank))
         return None
 
+    def is_taken(self, key: TransferKey, engine_request_id: str) -> bool:
+        """By another prefill, or by one that has ended not long ago."""
+        pin = self._pins.get(key)
+        return pin is not None and (pin.engine_request_id != engine_request_id or pin.state is PinState.FREED)
+
     def is_expected(self, key: TransferKey) -> bool:
         return key in self._pins and self._pins[key].state is PinState.EXPECTED
 

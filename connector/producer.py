@@ -30,7 +30,7 @@ from connector.side_channel import (
 )
 from connector.step import StepMeta
 from connector.tp_plan import consumer_of
-from connector.transfers import IllegalTransition, Outcome, TransferKey
+from connector.transfers import USED_TWICE, IllegalTransition, Outcome, TransferKey
 from pdq.wire.fingerprints import differing
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,9 @@ class Producer:
         """Questions that came before the prefill's end was known here."""
         self._readers: dict[TransferKey, ReplyTo] = {}
         """The way to whoever claimed last, to tell of this rank's end."""
+        self._unpinned: dict[str, TransferKey] = {}
+        """Prefills whose key another one has: no reader can be told of them."""
+        self._freed: list[Freed] = []
 
     def __len__(self) -> int:
         """Pins that hold blocks."""
@@ -82,15 +85,25 @@ class Producer:
         return bool(self._parked)
 
     def apply(self, meta: StepMeta, now: float) -> None:
-        """P's part of a step. A mistake in one entry is logged and harms no other."""
+        """P's part of a step. A mistake in one entry is logged and harms no other.
+
+        A prefill that can't be pinned is freed as soon as it has ended: the engine waits for its report.
+        """
         for entry in meta.expected:
             key = TransferKey(transfer_id=entry.transfer_id, pair=entry.pair)
+            if self._pins.is_taken(key, entry.engine_request_id):
+                self._unpinned[entry.engine_request_id] = key
+                continue
             with _logged(entry.engine_request_id):
                 self._pins.expect(entry.engine_request_id, key)
         for request_id in meta.forgotten:
-            with _logged(request_id):
-                self._answer_parked(self._pins.forget(request_id, now), now)
+            if self._unpinned.pop(request_id, None) is None:
+                with _logged(request_id):
+                    self._answer_parked(self._pins.forget(request_id, now), now)
         for request_id in meta.pinned:
+            if (used := self._unpinned.pop(request_id, None)) is not None:
+                self._freed.append(Freed(engine_request_id=request_id, key=used, cause=USED_TWICE))
+                continue
             with _logged(request_id):
                 self._answer_parked(self._pins.prefilled(request_id, now), now)
         for request_id in meta.released:
@@ -118,9 +131,10 @@ class Producer:
 
     def take_freed(self) -> list[Freed]:
         """Each pin once."""
-        freed = self._pins.take_freed()
-        for pin in freed:
+        for pin in (pinned := self._pins.take_freed()):
             self._readers.pop(pin.key, None)
+        freed, self._freed = self._freed + pinned, []
+        for pin in freed:
             log.debug("kv_pin_freed", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)
             if pin.cause in EXPIRED:
                 log.warning("kv_pin_expired", request_id=pin.key.transfer_id, pair=str(pin.key.pair), cause=pin.cause)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from connector.layout import KvRegion
 from connector.legs import Send
 from connector.push_course import OVER, PushCourse
-from connector.push_legs import Outgoing, PushAction, ReplyTo, StopWrites
+from connector.push_legs import Outgoing, PushAction, PushReport, ReplyTo, StopWrites
 from connector.push_states import PushEvent, PushState
 from connector.settings import ConnectorSettings
 from connector.side_channel import (
@@ -31,7 +31,8 @@ from connector.side_channel import (
     Reject,
 )
 from connector.step import Push, Save, StopPush
-from connector.transfers import Outcome, TransferKey
+from connector.transfers import USED_TWICE, Outcome, TransferKey
+from pdq.wire.types import TransferStats
 
 _MAX_RETRIES = 3
 NO_READER = "no reader came"
@@ -48,6 +49,8 @@ class Pushes:
         self._pushes: dict[TransferKey, Outgoing] = {}
         self._by_push_id: dict[int, Outgoing] = {}
         self._by_request: dict[str, Outgoing] = {}
+        self._unfollowed: dict[str, TransferKey] = {}
+        """Requests whose key another one has: nobody can be told of them."""
         self._saving: list[tuple[Outgoing, Save, int]] = []
         """What the running step makes final: (push, save, blocks after it)."""
         self._cancelled_early: dict[TransferKey, set[str]] = {}
@@ -61,10 +64,13 @@ class Pushes:
     # What P's own engine says.
 
     def expect(self, request: Push, now: float) -> None:
-        """The prefill is known here; RECV_READY, or a cancel, may have come before."""
+        """The prefill is known here; RECV_READY, or a cancel, may have come before. A repeated id is ignored."""
         key = TransferKey(transfer_id=request.transfer_id, pair=request.pair)
         push = self._pushes.get(key) or self._new(key, now)
-        if push.request is not None or request.engine_request_id in self._by_request:
+        if request.engine_request_id in self._by_request:
+            return
+        if push.request is not None:
+            self._unfollowed[request.engine_request_id] = key
             return
         push.request = request
         push.is_left = push.is_settled = False
@@ -115,6 +121,7 @@ class Pushes:
 
     def pushed(self, engine_request_id: str, now: float) -> None:
         """The engine has finished it; its blocks stay until the report."""
+        self._report_unfollowed(engine_request_id, is_awaited=True)
         push = self._by_request.get(engine_request_id)
         if push is not None:
             push.is_awaited = push.is_left = True
@@ -123,6 +130,7 @@ class Pushes:
 
     def stop(self, stop: StopPush, now: float) -> None:
         """The prefill was aborted, or nobody wants it any more: reported once no call reads its blocks."""
+        self._report_unfollowed(stop.engine_request_id, is_awaited=stop.is_reported)
         push = self._by_request.get(stop.engine_request_id)
         if push is not None:
             push.is_left = True
@@ -252,6 +260,20 @@ class Pushes:
         push = Outgoing(push_id=next(self._ids), key=key, created_at=now)
         self._pushes[key] = self._by_push_id[push.push_id] = push
         return push
+
+    def _report_unfollowed(self, engine_request_id: str, *, is_awaited: bool) -> None:
+        """Its prefill has ended: nothing was written, nothing will be."""
+        key = self._unfollowed.pop(engine_request_id, None)
+        if key is not None and is_awaited:
+            report = PushReport(
+                engine_request_id=engine_request_id,
+                key=key,
+                peer="",
+                outcome=Outcome.FAILED,
+                reason=USED_TWICE,
+                stats=TransferStats(num_bytes=0, num_descriptors=0, seconds=0.0),
+            )
+            self._course.actions.append(report)
 
     def _settled(self, push: Outgoing, now: float) -> None:
         """From here on a tombstone, for two leases."""

@@ -30,7 +30,7 @@ from connector.side_channel import (
 )
 from connector.step import Lost, Receive
 from connector.tp_plan import servers_of
-from connector.transfers import Outcome, TransferKey
+from connector.transfers import USED_TWICE, Outcome, TransferKey
 from pdq.wire.types import TransferStats
 
 
@@ -63,7 +63,13 @@ class Receptions:
     def start(self, receive: Receive, now: float) -> None:
         """P was told of the blocks. The id is reported once, whatever happens."""
         key = TransferKey(transfer_id=receive.transfer_id, pair=receive.pair)
-        if key in self._incoming or receive.engine_request_id in self._key_of:
+        if receive.engine_request_id in self._key_of:
+            return
+        if key in self._incoming or key in self._verdicts:  # a late PUSH_DONE would be taken for this one's
+            no_stats = TransferStats(num_bytes=0, num_descriptors=0, seconds=0.0)
+            self._actions.append(
+                ReceiveReport(receive=receive, outcome=Outcome.FAILED, reason=USED_TWICE, stats=no_stats)
+            )
             return
         incoming = Incoming(receive=receive, key=key, deadline=now + self._settings.kv_push_wait_s)
         self._incoming[key] = incoming

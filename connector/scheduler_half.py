@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import structlog
 
-from connector.params import (
-    ParamsError,
-    PullConsumer,
-    PullProducer,
-    PushConsumer,
-    PushProducer,
-    parse,
-)
+from connector.live_transfers import LiveTransfers
+from connector.params import ParamsError, PullConsumer, PullProducer, PushConsumer, PushProducer, parse
 from connector.pinned_prefills import PinnedPrefills
 from connector.pushed_prefills import PushedPrefills
 from connector.receivers import Receivers
@@ -78,6 +73,7 @@ class SchedulerHalf:
                 block_size=block_size,
             )
         )
+        self._live = LiveTransfers(kept_s=2 * settings.kv_lease_s + 1.0)  # worker halves forget a moment later
         self._remotes: dict[str, _Remote] = {}
         self._gone: dict[str, str] = {}
         self._loads: list[Load] = []
@@ -93,6 +89,7 @@ class SchedulerHalf:
             raise ParamsError("do_remote_decode: this engine is a consumer, it hands no KV over")
         if not is_producer and self._role == "producer":
             raise ParamsError("do_remote_prefill: this engine is a producer, it takes no KV")
+        self._live.check(request, time.monotonic())
         match request:
             case PullProducer():
                 self._pinned.add(engine_request_id, request, num_tokens)
@@ -102,6 +99,7 @@ class SchedulerHalf:
                 self._receivers.add(engine_request_id, request, num_tokens)
             case PullConsumer():
                 self._add_remote(engine_request_id, request, num_tokens)
+        self._live.begin(engine_request_id, request)
 
     def _add_remote(self, engine_request_id: str, request: PullConsumer, num_tokens: int) -> None:
         failed = self._misfit(request.ticket, num_tokens)
@@ -146,7 +144,7 @@ class SchedulerHalf:
                 self._renewals.say_done(ticket, Outcome.OK, "found in the local prefix cache")
             return
         remote.state = "loading"
-        needed = _ceil(ticket.num_tokens, ticket.block_size)
+        needed = -(-ticket.num_tokens // ticket.block_size)
         if len(block_ids) < needed and remote.failed is None:
             remote.failed = f"{len(block_ids)} blocks were allocated, P has {needed}"
         self._loads.append(
@@ -192,6 +190,14 @@ class SchedulerHalf:
 
         D: blocks of a request whose load is active stay allocated until its id is in `finished_recving`.
         """
+        is_kept, params = self._finished(engine_request_id, block_ids, finish)
+        if not is_kept and not self.is_loading(engine_request_id):
+            self._live.end(engine_request_id, time.monotonic())
+        return is_kept, params
+
+    def _finished(
+        self, engine_request_id: str, block_ids: Sequence[int], finish: str
+    ) -> tuple[bool, dict[str, object] | None]:
         if (is_kept := self._pushed.finished(engine_request_id, block_ids, finish)) is not None:
             return is_kept, None
         if engine_request_id in self._receivers:
@@ -231,18 +237,19 @@ class SchedulerHalf:
 
     def update_connector_output(self, results: TransferResults) -> TransferResults:
         """Before the engine frees blocks. Returns the results without ids that nobody waits for."""
-        pushed = self._pushed.take_sent(results.finished_sending)
-        written = self._receivers.take_received(results.finished_recving)
-        sent = self._pinned.take_sent(results.finished_sending)
-        received = {request_id for request_id in results.finished_recving if self._is_loading(request_id)}
-        if dropped := (results.finished_sending - sent - pushed) | (results.finished_recving - received - written):
+        sent = self._pushed.take_sent(results.finished_sending) | self._pinned.take_sent(results.finished_sending)
+        loaded = {request_id for request_id in results.finished_recving if self._is_loading(request_id)}
+        received = self._receivers.take_received(results.finished_recving) | loaded
+        if dropped := (results.finished_sending - sent) | (results.finished_recving - received):
             log.error("kv_report_dropped", engine_request_ids=sorted(dropped))
-        for engine_request_id in received:
+        for engine_request_id in loaded:
             remote = self._remotes[engine_request_id]
             remote.state = "over"
             if remote.is_finished:
                 del self._remotes[engine_request_id]
-        return replace(results, finished_sending=sent | pushed, finished_recving=written | received)
+        for engine_request_id in sent | received:
+            self._live.end(engine_request_id, time.monotonic())
+        return replace(results, finished_sending=sent, finished_recving=received)
 
     def take_gone(self) -> dict[str, str]:
         """D: waiting requests whose KV P no longer has, with the reason; each once. Optional to ask:
@@ -286,7 +293,3 @@ def _take(items: list[T]) -> list[T]:
     taken = items[:]
     items.clear()
     return taken
-
-
-def _ceil(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)

@@ -53,6 +53,10 @@ class TransferKey:
         return f"{self.transfer_id}:{self.pair}"
 
 
+USED_TWICE = "kv params: this KV ticket is used by another request: one at a time"
+"""Why a request of this engine is not followed: its answers would be the other's."""
+
+
 class Outcome(Enum):
     """How a reader ended."""
 
