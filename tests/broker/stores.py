@@ -162,8 +162,9 @@ def fake_calls() -> RedisCalls:
 
 
 async def real_calls(url: str, **changes: Any) -> RedisCalls:
-    """On an emptied server."""
-    calls = RedisCalls(RedisSettings(redis=url, **changes))
+    """On an emptied server, with patience for a busy machine."""
+    patience = {"redis_timeout_s": 60.0, "redis_connect_timeout_s": 30.0}
+    calls = RedisCalls(RedisSettings(redis=url, **{**patience, **changes}))
     await calls.call("FLUSHALL")
     await calls.call("SCRIPT", "FLUSH")
     return calls
