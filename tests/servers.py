@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-START_LIMIT_S = 20.0
+START_LIMIT_S = 60.0
 
 
 class RedisServer:

@@ -15,7 +15,7 @@ from broker.redis_calls import RedisCalls
 from broker.redis_client import RedisSettings
 from broker.redis_replies import fields, info_of, newest_ids
 from tests.broker.stores import LIMIT_S, FakeConnector, RedisStore, eventually, job, real_calls
-from tests.servers import RedisServer, redis_binary
+from tests.servers import RedisServer, free_port, redis_binary
 
 
 @pytest.fixture
@@ -110,7 +110,8 @@ async def test_an_evicting_server_is_refused_with_what_to_do(tmp_path: Path) -> 
 
 
 async def test_a_cluster_node_is_refused(tmp_path: Path) -> None:
-    server = RedisServer(redis_binary(), tmp_path, options=("--cluster-enabled", "yes"))
+    own_port = ("--cluster-port", str(free_port()))  # its default, 10,000 above the other, may be too high
+    server = RedisServer(redis_binary(), tmp_path, options=("--cluster-enabled", "yes", *own_port))
     server.start()
     calls = RedisCalls(RedisSettings(redis=server.url))
 
