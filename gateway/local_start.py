@@ -68,8 +68,10 @@ class LocalStart:
                     if isinstance(answer, Accepted):
                         promise.keep(answer.clock_ms)
             except PeerUnavailable:
-                # It may have it all the same: a take of this gen from the queue is newer and wins
                 log.warning("decode_worker_silent", request_id=exchange.request_id, worker=target.worker_id)
+                if exchange.session.owner is not None or exchange.session.is_closed:
+                    return True  # it has Go; only the word that it accepted got lost
+                # It may have it all the same: a take of this gen from the queue is newer and wins
                 self._silence.note(target.worker_id, clock())
                 continue
             if isinstance(answer, Accepted | Gone):

@@ -65,6 +65,29 @@ async def test_a_decode_worker_that_was_silent_is_passed_over_while_another_one_
         await inbox.close()
 
 
+async def test_a_decode_worker_that_has_go_is_the_only_one_that_is_asked_though_its_answer_was_lost():
+    inbox = NoticeInbox(NoticeSettings(), worker_id="d")
+    it, asked = exchange(), []
+    commands = it.session.start()
+
+    def admitted_unheard(notice: Notice, reply: NoticeReply) -> None:
+        assert isinstance(notice, Start)
+        asked.append(notice)
+        assert it.session.on_admit(notice.pair, f"decode-{len(asked)}", inbox.endpoint) == (True, [])
+
+    await inbox.start(admitted_unheard)
+    peers = NoticePeers(NoticeSettings(notice_timeout_s=0.1, notice_tries=1), worker_id="g")
+    view = RegistryView()
+    both = [dataclasses.replace(record(name, inbox.endpoint), free_blocks=9, total_blocks=9) for name in ("d", "e")]
+    view.workers = tuple(both)
+
+    assert await started(peers, view).start(it, *commands)
+
+    assert len(asked) == 1
+    await peers.close()
+    await inbox.close()
+
+
 async def test_a_decode_worker_may_be_busy_after_the_records_were_read_anew():
     view = RegistryView()
     inbox = NoticeInbox(NoticeSettings(), worker_id="d")
