@@ -128,6 +128,14 @@ class Reader:
         self._transport.close()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            if not self._closing:  # nobody reads, or fences, any more
+                self._events.append(ReadEvent(leg_id=0, kind="stuck", cause="the reading thread has ended"))
+                self._on_event()
+
+    def _work(self) -> None:
         while True:
             with self._changed:
                 self._current = None
@@ -196,6 +204,8 @@ class Reader:
                 return True
             except TransportError as exc:
                 log.error("kv_fence_failed", peer=job.peer, cause=str(exc))
+            except Exception:  # the thread must live to say that the blocks are not safe
+                log.exception("kv_fence_crashed", peer=job.peer)
             with self._changed:
                 if self._closing or left_s <= 0:
                     return False

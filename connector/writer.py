@@ -104,11 +104,18 @@ class Writer:
             self._thread.join()
 
     def _wake(self) -> None:
-        if not self._closing and not self._thread.is_alive():
+        if not self._closing and self._thread.ident is None:  # one that has ended has said so
             self._thread.start()
         self._changed.notify()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            if not self._closing:  # nobody writes, or fences, any more
+                self._say(WriteEvent(kind="stuck", cause="the writing thread has ended"))
+
+    def _work(self) -> None:
         while True:
             with self._changed:
                 self._current = []
@@ -192,6 +199,8 @@ class Writer:
                 return True
             except TransportError as exc:
                 log.error("kv_fence_failed", cause=str(exc))
+            except Exception:  # the thread must live to say that the blocks are not safe
+                log.exception("kv_fence_crashed")
             with self._changed:
                 if self._closing or left_s <= 0:
                     return False

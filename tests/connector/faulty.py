@@ -30,6 +30,8 @@ class FaultyTransport:
         self.slow_s = 0.0
         """Each write takes so long."""
         self.fail_fences = 0
+        self.fence_error: type[Exception] = TransportError
+        """What a fence that fails raises."""
         self.calls: list[str] = []
         self.fenced = threading.Event()
 
@@ -77,7 +79,7 @@ class FaultyTransport:
         self.calls.append("fence")
         if self.fail_fences:
             self.fail_fences -= 1
-            raise TransportError("no fence now")
+            raise self.fence_error("no fence now")
         self.inner.fence()
         self.fenced.set()
 

@@ -182,3 +182,39 @@ def test_a_fence_that_never_succeeds_is_fatal(make: Make):
     p.until(lambda: bool(fatal or fatal.extend(filter(None, [p.step().fatal]))) or bool(fatal))
 
     assert "no fence after a failed write" in fatal[0]
+
+
+def test_a_fence_that_fails_in_an_unknown_way_is_tried_again(make: Make):
+    patient = replace(QUICK, kv_wait_s=60.0, kv_answer_tries=200)  # D answers after its second try
+    (p, faults), (d, other) = make("p", "producer", patient), make("d", "consumer", patient)
+    faults.fail_writes, faults.fail_fences, faults.fence_error = 1, 1, RuntimeError
+    other.fail_fences, other.fence_error = 1, RuntimeError
+    d.receive("d1", p.source, "r1", [10, 11], 32)
+    _, written = p.push("r1", [1, 2], 32)
+
+    d.until(lambda: bool(d.received))
+
+    assert not d.failed
+    assert [d.memory.block(10), d.memory.block(11)] == written
+    assert (faults.calls.count("fence"), other.calls.count("fence")) == (2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["no fence", "the writing thread has ended"])
+def test_a_writing_thread_that_can_not_go_on_says_so(make: Make, monkeypatch: pytest.MonkeyPatch, how: str):
+    (p, faults), (d, _) = make("p", "producer", replace(QUICK, kv_quarantine_s=0.1)), make("d", "consumer")
+    faults.fail_writes, faults.fail_fences, faults.fence_error = 1, 1000, RuntimeError
+    if how != "no fence":
+        monkeypatch.setattr(faults, "write", _end_thread)
+    d.receive("d1", p.source, "r1", [10], 16)
+    sent, _ = p.push("r1", [1], 16)
+
+    fatal: list[str] = []
+    p.until(lambda: bool((reason := p.step().fatal) and not fatal.append(reason)))
+
+    assert how in fatal[0]
+    assert sent not in p.sent
+
+
+def _end_thread(*_: object) -> None:
+    raise SystemExit

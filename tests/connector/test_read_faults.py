@@ -248,3 +248,41 @@ def test_p_that_shuts_down_tells_its_reader(make: Make):
     d.until(lambda: bool(d.received))
 
     assert "d1" in d.failed
+
+
+def test_a_fence_that_fails_in_an_unknown_way_is_tried_again(make: Make):
+    (p, _), (d, faults) = make("p", "producer"), make("d", "consumer")
+    written = p.memory.scribble([1], seed=1)
+    _, params = p.prefill("r1", [1], num_tokens=16)
+    faults.fail_reads, faults.fail_fences, faults.fence_error = 1, 1, RuntimeError
+    d.admit("d1", params, 16)
+    d.load("d1", [9], 16)
+
+    d.until(lambda: bool(d.received))
+
+    assert faults.calls == ["read", "fence", "fence", "read"]
+    assert not d.failed
+    assert [d.memory.block(9)] == written
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["no fence", "the reading thread has ended"])
+def test_a_reading_thread_that_can_not_go_on_says_so(make: Make, monkeypatch: pytest.MonkeyPatch, how: str):
+    p, _ = make("p", "producer")
+    d, faults = make("d", "consumer", settings=replace(QUICK, kv_quarantine_s=0.1))
+    _, params = p.prefill("r1", [1], num_tokens=16)
+    faults.fail_reads, faults.fail_fences, faults.fence_error = 9, 99, RuntimeError
+    if how != "no fence":
+        monkeypatch.setattr(faults, "read", _end_thread)
+    d.admit("d1", params, 16)
+    d.load("d1", [9], 16)
+
+    fatal: list[str] = []
+    d.until(lambda: bool((reason := d.step().fatal) and not fatal.append(reason)))
+
+    assert how in fatal[0]
+    assert d.received == []
+
+
+def _end_thread(*_: object) -> None:
+    raise SystemExit
