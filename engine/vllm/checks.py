@@ -16,6 +16,7 @@ _OURS: Final = {
     "model": "--model decides it",
     "kv_transfer_config": "--mode and the connector's own settings decide it",
     "disable_log_stats": "workers need the statistics",
+    "config": "a file of vLLM's escapes pdq's checks: the table [engine_args] of pdq's own file does its job",
 }
 _SHARED: Final = {
     "engine",

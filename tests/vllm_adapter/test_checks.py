@@ -46,6 +46,8 @@ def test_the_defaults_have_no_problem():
         ("--kv-transfer-config {}", "--kv-transfer-config"),
         ("--kv_transfer_config={}", "--kv-transfer-config"),
         ("--disable-log-stats", "--disable-log-stats"),
+        ("--config vllm.yaml", "--config"),
+        ("--config=vllm.yaml", "--config"),
         ("-tp two", "--tensor-parallel-size is 'two'"),
         ("--tensor-parallel-size 0", "--tensor-parallel-size is '0'"),
     ],
