@@ -14,7 +14,6 @@ _KINDS: Final = (
     ("heads", "misfit"),
     ("P says gone", "gone"),
     ("restarted", "gone"),
-    ("P failed", "prefill"),
     ("does not answer", "silent"),
     ("has not answered", "silent"),
     ("not read within", "timeout"),
@@ -22,6 +21,8 @@ _KINDS: Final = (
     ("read failed", "transport"),
     ("transport was replaced", "transport"),
     ("read of another request failed", "transport"),
+    ("write failed", "transport"),
+    ("P failed", "prefill"),  # after all kinds of failure that P may tell of
 )
 KINDS: Final = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
 

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from connector.failure_kinds import KINDS, kind_of
+from connector.transfers import USED_TWICE
 from tests.connector_plugin.configs import vllm_config
 from tests.connector_plugin.fake_vllm import fake_vllm
 from tests.connector_plugin.pairs import engines
@@ -83,6 +84,12 @@ def test_the_log_line_adds_up_an_interval_and_names_no_request() -> None:
         ("not written within 600 s", "timeout"),
         ("read failed: status -1; also after a fence", "transport"),
         ("P failed: the prefill ended: aborted", "prefill"),
+        ("P failed: write failed: status -1", "transport"),
+        ("P failed: not written within 30 s after the prefill", "timeout"),
+        ("P failed: no reader came within 60 s", "prefill"),
+        ("P failed: released", "prefill"),
+        ("rank 1 of P wrote nothing: its number of KV heads must differ", "misfit"),
+        (USED_TWICE, "params"),
         ("fingerprints differ (here is P, the peer is D): dtype: ...", "misfit"),
         ("something new", "other"),
     ],
