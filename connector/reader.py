@@ -50,6 +50,8 @@ class _Job:
     generation: int = 0
     stop: bool = False
     is_peer_lost: bool = False
+    is_stuck: bool = False
+    """A fence was tried for as long as is allowed."""
 
 
 class Reader:
@@ -162,7 +164,7 @@ class Reader:
             cause = self._call(job, call)
             if cause is not None:
                 self._say(job, "broken", cause, is_peer_lost=job.is_peer_lost)
-                self._say(job, "fenced" if self._fence(job) else "stuck", cause)
+                self._say(job, "fenced" if not job.is_stuck and self._fence(job) else "stuck", cause)
                 return
         self._say(job, "read")
 
@@ -183,7 +185,10 @@ class Reader:
         if time.monotonic() - began > _QUICK_S:
             job.is_peer_lost = True
             return f"{cause}, stalled"
-        if job.stop or not self._fence(job):
+        if job.stop:
+            return cause
+        if not self._fence(job):
+            job.is_stuck = True
             return cause
         if not self._transport.probe(job.peer):
             job.is_peer_lost = True

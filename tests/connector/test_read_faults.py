@@ -222,6 +222,7 @@ def test_without_any_fence_the_blocks_are_never_reported_but_the_half_says_so(ma
 
     assert "no fence" in fatal[0]
     assert d.received == []
+    assert faults.calls == ["read", "fence", "fence"]  # at once and 0.5 s later: for `kv_quarantine_s`, not twice that
 
 
 def test_a_load_that_takes_too_long_fails_and_drains(make: Make):
