@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import structlog
 
@@ -42,7 +42,8 @@ class _Request:
     outside_id: str | None
     refusal: str = ""
     """D: its KV params are bad, the load must fail."""
-    refused: Literal["", "waiting", "failing", "over"] = ""
+    is_refused: bool = False
+    """That load has not begun."""
     num_local: int = 0
     """Tokens found in the local prefix cache when last asked."""
     num_external: int = 0
@@ -82,6 +83,8 @@ class PluginScheduler:
         self._inside: dict[str, str] = {}
         """Outside id -> vLLM's id, which has a suffix that vLLM chose."""
         self._refused: list[tuple[str, str]] = []
+        self._failing: set[str] = set()
+        """Refused loads that vLLM waits for, until they are reported: also of requests that have ended since."""
         self._external: list[tuple[str, tuple[int, ...]]] = []
         self._num_kept, self._kept_at = 0, 0.0
         """Finished prefills that hold blocks, and when the last one ended."""
@@ -111,7 +114,7 @@ class PluginScheduler:
             log.warning("kv_params_refused", engine_request_id=engine_request_id, cause=str(error))
             followed.refusal = f"kv params: {error}"
             if wants_load(params):
-                followed.refused = "waiting"
+                followed.is_refused = True
             else:
                 self._fail(followed, followed.refusal)
         if self._half.is_pushing(engine_request_id):
@@ -122,7 +125,7 @@ class PluginScheduler:
         if followed is None:
             return 0, False
         followed.num_local = num_computed_tokens
-        if followed.refused == "waiting":
+        if followed.is_refused:
             num_missing = request.num_tokens - num_computed_tokens
             return num_missing, num_missing > 0
         return self._half.get_num_new_matched_tokens(request.request_id, request.num_tokens, num_computed_tokens)
@@ -134,9 +137,10 @@ class PluginScheduler:
             return
         block_ids = blocks.get_block_ids()[self._settings.group]
         followed.num_external = followed.num_external or num_external_tokens
-        if followed.refused == "waiting":
-            followed.refused = "failing" if num_external_tokens else "over"
+        if followed.is_refused:
+            followed.is_refused = False
             if num_external_tokens:
+                self._failing.add(engine_request_id)
                 self._refused.append((engine_request_id, followed.refusal))
         else:
             self._half.update_state_after_alloc(engine_request_id, block_ids, num_external_tokens)
@@ -160,7 +164,7 @@ class PluginScheduler:
         if followed is None:
             return False, None
         self._tables.forget(engine_request_id)
-        is_loading = followed.refused == "failing" or self._half.is_loading(engine_request_id)
+        is_loading = engine_request_id in self._failing or self._half.is_loading(engine_request_id)
         finish = _FINISH.get(request.status.name, "aborted")
         is_kept, params = self._half.request_finished(engine_request_id, block_ids[self._settings.group], finish)
         if is_kept:
@@ -181,7 +185,7 @@ class PluginScheduler:
         if not output.finished_sending and not output.finished_recving:
             return
         received = frozenset(output.finished_recving or ())
-        refused = frozenset(item for item in received if self._is_failing(item))
+        refused = received & self._failing
         results = TransferResults(
             finished_sending=frozenset(output.finished_sending or ()), finished_recving=received - refused
         )
@@ -193,8 +197,7 @@ class PluginScheduler:
         self._num_kept -= len(results.finished_sending)
         output.finished_sending = set(results.finished_sending)
         output.finished_recving = set(results.finished_recving | refused)
-        for engine_request_id in refused:
-            self._requests[engine_request_id].refused = "over"
+        self._failing -= refused
         for engine_request_id in (*output.finished_sending, *output.finished_recving):
             self._end(engine_request_id)
             self._announced.pop(engine_request_id, None)
@@ -224,10 +227,6 @@ class PluginScheduler:
             self._announced[engine_request_id] = total
             if total == self._settings.tp_size:
                 self._end(engine_request_id)
-
-    def _is_failing(self, engine_request_id: str) -> bool:
-        followed = self._requests.get(engine_request_id)
-        return followed is not None and followed.refused == "failing"
 
     def _end(self, engine_request_id: str) -> None:
         """All ranks are through with it: its load has succeeded or failed, or its blocks are free."""

@@ -126,6 +126,20 @@ def test_bad_kv_params_fail_the_request_and_not_the_engine(plugin: ModuleType, r
             check_end(pair, recompute, name)
 
 
+def test_bad_kv_params_of_a_request_that_is_aborted_in_mid_step(plugin: ModuleType) -> None:
+    """The former hooks report the failed load a step after the workers' news of its end."""
+    with engines(plugin) as pair:
+        pair.prefill("a", PROMPT)
+        pair.run(lambda: pair.end("p-a") is not None)
+        pair.decode("a", PROMPT, params=pair.ticket("a") | {"pdq_port": 70000})
+        pair.d.step(meanwhile=lambda: pair.abort(pair.d, "d-a"))
+        pair.release("a")
+        pair.run_until_idle()
+
+        assert pair.end("d-a") == ("FINISHED_ABORTED", [])
+        pair.check_all_is_free()
+
+
 def test_bad_kv_params_of_a_prefill_give_no_ticket(plugin: ModuleType) -> None:
     with engines(plugin) as pair:
         pair.prefill("a", PROMPT, params={"do_remote_decode": True, "pdq_transfer_id": "a", "pdq_gen": -1})
