@@ -5,6 +5,7 @@ vLLM loads `register` in each of its processes (entry point `pdq_child`). Withou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -51,12 +52,16 @@ def register() -> None:
 
 
 def read_failures(path: Path) -> list[Failure]:
-    """Oldest first, without repetitions."""
+    """Oldest first, without repetitions. A process that was killed may have left half a line."""
+    found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError:
         return []
-    return list(dict.fromkeys(Failure(**json.loads(line)) for line in lines))
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError):
+            found.append(Failure(**json.loads(line)))
+    return list(dict.fromkeys(found))
 
 
 class FailureFile(logging.Handler):

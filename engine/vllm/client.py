@@ -227,6 +227,7 @@ class VllmEngine:
         except EngineError as error:
             self._failure = str(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, no more steps come
+            self._failure = "vLLM's engine died"  # also when its own words can't be read
             self._failure = self._died(error)
         self._news.set()
 

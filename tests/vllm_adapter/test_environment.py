@@ -62,6 +62,14 @@ def test_what_vllms_processes_logged_as_exceptions_is_kept_once_each_in_order(tm
     assert read_failures(tmp_path / "none") == []
 
 
+@pytest.mark.parametrize("broken", [b'{"text": "Val', b'{"text": "\xff", "is_refusal": true}', b"3", b"{}"], ids=repr)
+def test_a_line_that_is_broken_hides_no_other(tmp_path: Path, broken: bytes):
+    path = tmp_path / "failures"
+    path.write_bytes(broken + b'\n{"text": "RuntimeError: no memory", "is_refusal": false}\n')
+
+    assert read_failures(path) == [Failure("RuntimeError: no memory", is_refusal=False)]
+
+
 PARENT = """
 import multiprocessing, signal, time
 from engine.vllm import child
