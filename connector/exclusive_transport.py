@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from connector.transport import PendingRead, Transport
 
 
+class TransportBusy(Exception):
+    """Another thread's call is under way, for seconds perhaps."""
+
+
 class ExclusiveTransport:
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -34,8 +38,13 @@ class ExclusiveTransport:
             self._inner.read(peer, local, remote, lengths)
 
     def begin_read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> PendingRead:
-        with self._lock:
+        """Never waits for another thread's call. Raises TransportBusy."""
+        if not self._lock.acquire(blocking=False):
+            raise TransportBusy
+        try:
             return self._inner.begin_read(peer, local, remote, lengths)
+        finally:
+            self._lock.release()
 
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         with self._lock:

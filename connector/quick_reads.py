@@ -1,9 +1,9 @@
 """Small reads that the IO thread does itself: begun, then looked after between short naps, several at once.
 
 Two changes of thread cost as much as reading 128 KiB. The transport still has one owner at a time: while the reading
-thread has work, small reads queue there too; and whatever is not over in a few milliseconds, fails, or meets a large
-read is handed to it, begun as it is. So a peer that stands still holds up the IO thread for `_PATIENCE_S` at most:
-beginning doesn't wait for a peer that was read from before.
+thread has work, or a write is under way, small reads queue there too; and whatever is not over in a few milliseconds,
+fails, or meets a large read is handed to it, begun as it is. So a peer that stands still holds up the IO thread for
+`_PATIENCE_S` at most: beginning doesn't wait for a peer that was read from before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from connector.exclusive_transport import TransportBusy
 from connector.legs import StartRead
 from connector.reader import Reader
 from connector.settings import ConnectorSettings
@@ -62,6 +63,10 @@ class QuickReads:
         began = time.monotonic()
         try:
             pending = self._transport.begin_read(action.address, runs.local, runs.remote, runs.lengths)
+        except TransportBusy:  # the writing thread's call
+            self._hand_over()
+            self._reader.submit(action.leg_id, action.address, runs)
+            return
         except TransportError as exc:
             self._hand_over()
             self._reader.submit(action.leg_id, action.address, runs, pending=_Failed(str(exc)), began=began)

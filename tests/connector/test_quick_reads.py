@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from connector.memory_transport import MemoryFabric, MemoryTransport
 from tests.connector.faulty import FaultyTransport
-from tests.connector.worlds import World, close_all
+from tests.connector.worlds import QUICK, World, close_all
 
 Pair = tuple[World, World, FaultyTransport]
 
@@ -149,3 +150,32 @@ def test_an_aborted_one_is_reported_only_after_its_end(pair: Pair, settle: Calla
 
     assert "r" not in while_reading
     assert not d.failed
+
+
+def test_one_that_meets_a_write_under_way_goes_to_the_reading_thread_and_the_io_thread_goes_on():
+    fabric = MemoryFabric()
+    faults = FaultyTransport(MemoryTransport(fabric))
+    patient = replace(QUICK, kv_lease_s=60.0, kv_hold_s=60.0, kv_wait_s=60.0, kv_answer_tries=200)
+    p = World("p", MemoryTransport(fabric), role="both", settings=patient)
+    d = World("d", faults, role="both", settings=replace(patient, kv_hold_s=0.5))
+    begin(p, d, "first", 1, 8)
+    d.until(lambda: d.received == ["first"])
+    faults.write_gate.clear()
+    p.receive("pushed", d.source, "push", [30], 16)
+    _, written = d.push("push", [40], 16)
+    assert faults.writing.wait(10)
+
+    begin(p, d, "r", 2, 9)
+    held, _ = d.prefill("d's own", [20], num_tokens=16)  # nobody comes: its hold ends while the write hangs
+    d.until(lambda: held in d.sent)
+    while_writing = list(faults.calls), list(d.received)
+    faults.write_gate.set()
+    d.until(lambda: "r" in d.received)
+    p.until(lambda: "pushed" in p.received)
+    close_all([p, d])
+
+    assert while_writing == (["read", "write"], ["first"])
+    assert not d.failed
+    assert not p.failed
+    assert d.memory.block(9) == p.memory.block(2)
+    assert [p.memory.block(30)] == written
