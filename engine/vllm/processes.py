@@ -47,6 +47,7 @@ class VllmProcesses:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._launching: asyncio.Future[Started] | None = None
         self._is_unwanted = False
+        self._stopping: asyncio.Task[None] | None = None
 
     async def start(self) -> Started:
         """Raises EngineError with vLLM's own reason, StartFault and others for bugs. Cancelled: the processes end all
@@ -72,19 +73,31 @@ class VllmProcesses:
             raise
 
     async def stop(self) -> None:
-        """Ends all processes of vLLM; those that take longer than `stop_s` are killed."""
+        """Ends all processes of vLLM; those that take longer than `stop_s` are killed. All callers wait for one end,
+        which a cancelled caller doesn't interrupt. Raises what vLLM's own shutdown raised."""
         self._is_unwanted = True
-        launching, self._launching = self._launching, None
-        if launching is not None:
-            started = await self._settled(launching)
-            processes = _tree()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="vllm-stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        try:
+            if self._launching is not None:
+                await self._end_launched(self._launching)
+        finally:
+            self._ports.close()
+            self._thread.shutdown(wait=False)
+            self._files.remove()
+
+    async def _end_launched(self, launching: asyncio.Future[Started]) -> None:
+        started = await self._settled(launching)
+        processes = _tree()
+        try:
             if started is not None:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, _shut_down, started.llm, self._stop_s)
+        finally:
             await asyncio.to_thread(_end, processes)
-        self._ports.close()
-        self._thread.shutdown(wait=False)
-        self._files.remove()
 
     async def _settled(self, launching: asyncio.Future[Started]) -> Started | None:
         """Ends a start that is still under way: without its processes it fails by itself."""

@@ -173,6 +173,44 @@ async def test_stopping_what_never_started_frees_the_ports():
     SidePorts("127.0.0.1", 1, first=ports.first).close()
 
 
+async def test_a_second_stop_waits_for_the_first_and_disturbs_nothing():
+    llm, began, go_on = Llm(), threading.Event(), threading.Event()
+
+    def start(plan, report, check):
+        began.set()
+        assert go_on.wait(60)
+        return started(llm)
+
+    running = processes(start)
+    starting = asyncio.create_task(running.start())
+    await asyncio.to_thread(began.wait, 60)
+    first, second = asyncio.create_task(running.stop()), asyncio.create_task(running.stop())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    go_on.set()
+    await asyncio.gather(first, second)
+
+    assert llm.shutdowns == [3.0]
+    assert (await starting).llm is llm
+
+
+async def test_a_shutdown_that_fails_keeps_no_port_and_no_file():
+    class Failing(Llm):
+        def shutdown(self, timeout: float) -> None:
+            raise RuntimeError("no such process")
+
+    files, ports = SharedFiles(), SidePorts("127.0.0.1", 1)
+    running = VllmProcesses(PLAN, files, ports, start_s=60.0, stop_s=1.0, start=lambda *_: started(Failing()))
+    await running.start()
+
+    with pytest.raises(RuntimeError, match="no such process"):
+        await running.stop()
+
+    SidePorts("127.0.0.1", 1, first=ports.first).close()
+    assert not files.failures_path.parent.exists()
+
+
 async def test_what_failed_after_the_start_is_told_when_it_is_asked_for():
     files = SharedFiles()
     assert files.failure("gone") == "gone"
