@@ -37,7 +37,7 @@ class VllmProcesses:
     def __init__(
         self, plan: Plan, files: SharedFiles, ports: SidePorts, *, start_s: float, stop_s: float, start: Launch = launch
     ) -> None:
-        """`stop` gives `ports` back and removes `files`."""
+        """`start` creates `files`, `stop` removes them and gives `ports` back."""
         self._plan = plan
         self._start_s = start_s
         self._stop_s = stop_s
@@ -53,6 +53,8 @@ class VllmProcesses:
         """Raises EngineError with vLLM's own reason, StartFault and others for bugs. Cancelled: the processes end all
         the same."""
         assert self._launching is None, "an engine is started once"
+        self._check()
+        self._files.create()
         loop = asyncio.get_running_loop()
         self._launching = loop.run_in_executor(self._thread, self._start, self._plan, self._report, self._check)
         try:

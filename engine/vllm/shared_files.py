@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,10 +12,15 @@ from engine.vllm.child import Failure, read_failures
 
 
 class SharedFiles:
-    """A folder of its own, gone after `remove`."""
+    """A folder of its own, there from `create` to `remove`; its name is known before."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="pdq-vllm-"))
+        self._folder = Path(tempfile.gettempdir()) / f"pdq-vllm-{secrets.token_hex(8)}"
+        self._layer_count: LayerCount | None = None
+
+    def create(self) -> None:
+        """Raises OSError."""
+        self._folder.mkdir(mode=0o700)
         LayerCount.create(self.layer_count_path)
         self._layer_count = LayerCount(self.layer_count_path)
 
@@ -31,7 +37,7 @@ class SharedFiles:
     @property
     def num_layers(self) -> int:
         """Computed since the start, as far as a connector sees them."""
-        return self._layer_count.read()
+        return self._layer_count.read() if self._layer_count is not None else 0
 
     @property
     def first_failure(self) -> Failure | None:

@@ -211,8 +211,20 @@ async def test_a_shutdown_that_fails_keeps_no_port_and_no_file():
     assert not files.failures_path.parent.exists()
 
 
+async def test_what_never_started_has_made_no_folder():
+    files = SharedFiles()
+    running = processes(lambda *_: started(Llm()), files=files)
+    assert not files.failures_path.parent.exists()
+
+    await running.start()
+    assert files.layer_count_path.exists()
+    await running.stop()
+    assert not files.failures_path.parent.exists()
+
+
 async def test_what_failed_after_the_start_is_told_when_it_is_asked_for():
     files = SharedFiles()
+    files.create()
     assert files.failure("gone") == "gone"
 
     log_failures(files, RuntimeError("out of memory"))
@@ -223,6 +235,7 @@ async def test_what_failed_after_the_start_is_told_when_it_is_asked_for():
 
 def test_layers_that_another_process_counts_are_read():
     files = SharedFiles()
+    files.create()
 
     LayerCount(files.layer_count_path).add()
 
