@@ -58,8 +58,10 @@ class VllmEngine:
         tp_size: int,
         has_connector: bool,
         fingerprint: dict[str, str],
+        start_s: float,
     ) -> None:
-        """`fingerprint`: what counts beside what vLLM's configuration says."""
+        """`fingerprint`: what counts beside what vLLM's configuration says. `start_s`: longest start, first step and
+        all."""
         self._processes = processes
         self._files = files
         self._engine_id = engine_id
@@ -67,6 +69,7 @@ class VllmEngine:
         self._epoch = epoch
         self._has_connector = has_connector
         self._fingerprint = fingerprint
+        self._start_s = start_s
         self._started: Started | None = None
         self._requests = OpenRequests()
         self._news = asyncio.Event()
@@ -81,9 +84,14 @@ class VllmEngine:
 
     async def start(self) -> EngineInfo:
         """Returns when vLLM is ready. Raises EngineError with its reason."""
+        give_up = asyncio.get_running_loop().time() + self._start_s
         started = self._started = await self._processes.start()
         self._recorder = StatsRecorder(started.llm.logger_manager)
-        await self._warm_up(started)
+        try:
+            async with asyncio.timeout_at(give_up):
+                await self._warm_up(started)
+        except TimeoutError as error:
+            raise EngineError(f"vLLM made no first step within {self._start_s:g} s (vllm_start_s)") from error
         self._pump = asyncio.create_task(self._take_steps(started.llm.engine_core), name="vllm-steps")
         info = self._info(started)
         _log.info("engine_ready", total_blocks=info.total_blocks, fingerprint=info.fingerprint)

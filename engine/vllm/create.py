@@ -87,6 +87,7 @@ def create_vllm_engine(
         tp_size=tp_size,
         has_connector=has_connector,
         fingerprint={"mode": mode, "weights": weights_digest(model_path) or "-"},
+        start_s=settings.vllm_start_s,
     )
 
 

@@ -29,6 +29,7 @@ class FakeLlm:
         self.aborted: list[str] = []
         self.rejected: list[dict[str, Any]] = []
         self.is_dead = False
+        self.is_hanging = False
         self._steps: asyncio.Queue[SimpleNamespace | Exception] = asyncio.Queue()
         self._is_step_out = False
 
@@ -56,7 +57,7 @@ class FakeLlm:
     async def add_request_async(self, request: SimpleNamespace) -> None:
         self._alive()
         self.requests.append(request)
-        if request.request_id == "warm-up":
+        if request.request_id == "warm-up" and not self.is_hanging:
             self.say(step(), step(output(1, finish="length", request_id="warm-up")))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -113,7 +114,7 @@ class FakeProcesses:
         return self._reason or otherwise
 
 
-def engine_over(processes: FakeProcesses, *, has_connector: bool = True) -> VllmEngine:
+def engine_over(processes: FakeProcesses, *, has_connector: bool = True, start_s: float = 60.0) -> VllmEngine:
     return VllmEngine(
         processes,
         processes,
@@ -124,6 +125,7 @@ def engine_over(processes: FakeProcesses, *, has_connector: bool = True) -> Vllm
         tp_size=2,
         has_connector=has_connector,
         fingerprint={"mode": "pull", "weights": "abc"},
+        start_s=start_s,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from engine.base import EngineError
@@ -48,4 +50,14 @@ async def test_an_engine_that_dies_while_it_warms_up_says_why(llm):
 
     with pytest.raises(EngineError, match="vLLM's engine died: ValueError: no kernel"):
         await engine.start()
+    await engine.stop()
+
+
+async def test_an_engine_without_a_first_step_is_given_up_with_the_settings_name(llm):
+    llm.is_hanging = True
+    engine = engine_over(FakeProcesses(llm), start_s=0.05)
+
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineError, match=r"no first step within 0.05 s \(vllm_start_s\)"):
+            await engine.start()
     await engine.stop()
