@@ -3,8 +3,8 @@
 OPEN --finish | error--> ENDED --released--> (forgotten)
 OPEN --abort--> ABORTED --released--> (forgotten)
 
-`released` comes from the connector for requests with KV parameters. For others it comes with their end: vLLM frees
-their blocks in the step that ends them.
+`released` comes from the connector for requests with KV parameters. For others it comes with their end, since vLLM
+frees their blocks in the step that ends them; with their abort it comes at once, before vLLM has heard of it.
 """
 
 from __future__ import annotations
