@@ -12,6 +12,7 @@ whoever owns them calls their hooks in vLLM's order. Rules of this folder:
   (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket and core belongs to one
   of them, the transport to one at a time.
 - Ids in and out are engine_request_ids; between P and D a transfer is (transfer id, pair), and P's epoch comes along.
+- vLLM finds us as `plugin`, with `vllm_plugin` behind it; the embedded engine calls the halves itself.
 - `params` is the only place that knows the kv_transfer_params dict; `mooncake*` the only one that knows Mooncake.
 
 The life of one pull transfer (P's files: `producer` over `pins`; D's: `loads` over `legs`, `greetings` and `presence`):

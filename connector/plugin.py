@@ -1,4 +1,4 @@
-"""The connector as a vLLM plugin: vLLM's hooks, handed on to `plugin_scheduler` and `plugin_worker`.
+"""The connector as a vLLM plugin: vLLM's hooks, handed on to `vllm_plugin.scheduler` and `.worker`.
 
     --kv-transfer-config '{"kv_connector": "PdqMooncakeConnector", "kv_connector_module_path": "connector.plugin",
                            "kv_role": "kv_producer", "kv_port": 14579}'
@@ -18,13 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.core.sched import output as step_output
 from vllm.v1.outputs import KVConnectorOutput
 
-from connector.plugin_hooks import facts_of, generation_of, misfits
-from connector.plugin_logs import log_through_vllm
-from connector.plugin_metrics import PdqPromMetrics, PdqStats, stats_for_log
-from connector.plugin_news import PluginStep, WorkerNews
-from connector.plugin_scheduler import PluginScheduler
-from connector.plugin_settings import PluginSettings, plugin_settings
-from connector.plugin_worker import PluginWorker, Reports
+from connector.vllm_plugin.hooks import facts_of, generation_of, misfits
+from connector.vllm_plugin.logs import log_through_vllm
+from connector.vllm_plugin.metrics import PdqPromMetrics, PdqStats, stats_for_log
+from connector.vllm_plugin.news import PluginStep, WorkerNews
+from connector.vllm_plugin.scheduler import PluginScheduler
+from connector.vllm_plugin.settings import PluginSettings, plugin_settings
+from connector.vllm_plugin.worker import PluginWorker, Reports
 
 _FACTS = facts_of(
     base.KVConnectorBase_V1,
@@ -180,7 +180,7 @@ class PdqMooncakeConnector(base.KVConnectorBase_V1, base.SupportsHMA):  # type: 
         from vllm.distributed import get_tensor_model_parallel_rank
 
         from connector.mooncake import MooncakeTransport
-        from connector.plugin_fingerprint import fingerprint_of
+        from connector.vllm_plugin.fingerprint import fingerprint_of
 
         return PluginWorker(
             settings,

@@ -168,7 +168,7 @@ def _check_shape(plan: Plan, parallel: Any) -> None:
 
 
 def _started(llm: Any, sampling_params: Any, *, is_cpu: bool) -> Started:
-    from connector.plugin_fingerprint import fingerprint_of
+    from connector.vllm_plugin.fingerprint import fingerprint_of
 
     config = llm.vllm_config
     model, cache = config.model_config, config.cache_config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector.params import PullProducer, PushConsumer, PushProducer, params_of
-from connector.plugin_news import joined_news
+from connector.vllm_plugin.news import joined_news
 from pdq.wire.types import KvSource, Pair
 from tests.connector_plugin.pairs import free_port
 from tests.vllm.reference import BLOCK_SIZE, MAX_TOKENS

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from connector.memory_transport import MemoryFabric, MemoryTransport
-from connector.plugin_news import joined_news
-from connector.plugin_settings import PluginSettings
-from connector.plugin_worker import PluginWorker
 from connector.tp_plan import heads_of
+from connector.vllm_plugin.news import joined_news
+from connector.vllm_plugin.settings import PluginSettings
+from connector.vllm_plugin.worker import PluginWorker
 from tests.connector.faulty import FaultyTransport
 from tests.connector_plugin.configs import kv_cache_config, vllm_config
 from tests.connector_plugin.fake_pool import KvMemory, chain

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-_PLUGIN = ("connector.plugin", "connector.plugin_metrics")
+_PLUGIN = ("connector.plugin", "connector.vllm_plugin.metrics")
 VERSIONS = {"current": "0.32.0", "former": "0.23.0"}
 
 

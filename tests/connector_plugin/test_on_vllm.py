@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.plugin_hooks import misfits, unknown_hooks
+from connector.vllm_plugin.hooks import misfits, unknown_hooks
 from tests.connector_plugin.engine_pair import LIMIT_S, EnginePair
 from tests.connector_plugin.record_hooks import facts_from, read_folder, recorded
 from tests.vllm.prompts import AT_ONCE, LONG

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connector.plugin_hooks import CURRENT, FORMER, generation_of, misfits, unknown_hooks
+from connector.vllm_plugin.hooks import CURRENT, FORMER, generation_of, misfits, unknown_hooks
 from tests.connector_plugin.fake_vllm import FormerBase, fake_vllm
 from tests.connector_plugin.record_hooks import recorded
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from connector.layout import KvRegion, LayoutError, check_regions, storages
-from connector.plugin_memory import regions_of
+from connector.vllm_plugin.memory import regions_of
 from tests.connector_plugin.tensors import Storage, Tensor, kv_tensors
 
 LAYERS = ("l0", "l1", "l2")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector.plugin_settings import plugin_settings
+from connector.vllm_plugin.settings import plugin_settings
 from tests.connector_plugin.configs import kv_cache_config, vllm_config
 
 

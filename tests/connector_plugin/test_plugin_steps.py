@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace as Values
 from typing import Any
 
-from connector.plugin_steps import BlockTables
 from connector.step import Scheduled
+from connector.vllm_plugin.steps import BlockTables
 
 New = tuple[str, list[int], int]
 """Request, block table, computed tokens."""

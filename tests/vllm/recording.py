@@ -26,9 +26,9 @@ from typing import Any
 
 from connector.mooncake import MooncakeTransport
 from connector.plugin import GENERATION, PdqMooncakeLayerwiseConnector, PdqStep
-from connector.plugin_fingerprint import fingerprint_of
-from connector.plugin_settings import PluginSettings
-from connector.plugin_worker import PluginWorker
+from connector.vllm_plugin.fingerprint import fingerprint_of
+from connector.vllm_plugin.settings import PluginSettings
+from connector.vllm_plugin.worker import PluginWorker
 from tests.vllm.records import FOLDER, HOLD
 
 

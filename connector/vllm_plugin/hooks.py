@@ -1,7 +1,7 @@
 """What the plugin relies on in vLLM, and how its two generations of hooks differ. Pure: facts about a version come in.
 
 `Facts` are names only: class -> method -> parameters, or class -> None -> fields. They come from an installed vLLM
-(`facts_of`), or from a version's source, by `scripts/record_vllm_hooks.py`.
+(`facts_of`), or from a version's source, by `tests/connector_plugin/record_hooks.py`.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ import structlog
 from connector.failure_kinds import FAILED, kind_of
 from connector.params import ParamsError, is_push, is_release, outside_id, wants_load, with_identity
 from connector.pinned_prefills import HAS_KV
-from connector.plugin_hooks import HookGeneration
-from connector.plugin_news import OutsideNews, PluginStep, WorkerNews, joined_stats
-from connector.plugin_settings import PluginSettings
-from connector.plugin_steps import BlockTables
 from connector.scheduler_half import SchedulerHalf
 from connector.step import TransferResults
+from connector.vllm_plugin.hooks import HookGeneration
+from connector.vllm_plugin.news import OutsideNews, PluginStep, WorkerNews, joined_stats
+from connector.vllm_plugin.settings import PluginSettings
+from connector.vllm_plugin.steps import BlockTables
 from pdq.wire.types import TransferStats
 
 log = structlog.get_logger(__name__)

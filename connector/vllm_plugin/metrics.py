@@ -8,7 +8,7 @@ from prometheus_client import Counter, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from connector.failure_kinds import FAILED, KINDS
-from connector.plugin_news import joined_news
+from connector.vllm_plugin.news import joined_news
 
 _HISTOGRAMS: Final = {
     "seconds": (
@@ -37,7 +37,7 @@ _COUNTERS: Final = {
 
 
 class PdqStats(KVConnectorStats):  # type: ignore[misc]
-    """`data` as `connector.plugin_news` describes it."""
+    """`data` as `connector.vllm_plugin.news` describes it."""
 
     data: dict[str, Any]
 

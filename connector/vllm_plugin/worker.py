@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from connector.layer_count import LayerCount
-from connector.plugin_hooks import HookGeneration
-from connector.plugin_memory import regions_of
-from connector.plugin_news import PluginStep, WorkerNews
-from connector.plugin_settings import PluginSettings
 from connector.transport import Transport
+from connector.vllm_plugin.hooks import HookGeneration
+from connector.vllm_plugin.memory import regions_of
+from connector.vllm_plugin.news import PluginStep, WorkerNews
+from connector.vllm_plugin.settings import PluginSettings
 from connector.worker_half import WorkerHalf
 
 
