@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import httpx
+import psutil
 
 from pdq.cli.children import BackOff, Child, stop_all
 from pdq.cli.deployment import DeploymentSettings
@@ -85,11 +86,14 @@ class Pair:
     """Of each role, `prefill` and `decode`, the one that was started last."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def kill(self, role: str) -> None:
-        """SIGKILL to the worker's process only; its engine follows it."""
+    async def kill(self, role: str) -> None:
+        """SIGKILL to the worker's process only. Its engine follows it, and moves KV until then: returns after that."""
         pid = self.workers[role].pid
         assert pid is not None
+        followers = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, followers, 60)
+        assert not alive
 
     @property
     def push(self) -> Pipeline:

@@ -12,7 +12,7 @@ from tests.vllm.prompts import AT_ONCE
 from tests.vllm.reference import BLOCK_SIZE, MAX_TOKENS
 
 SIXTEEN = 16
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])

@@ -11,7 +11,7 @@ import pytest
 from tests.vllm.pair import Mode, Pair, tokens
 from tests.vllm.prompts import LONG, SPARE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1200)]
 
 FREED_WITHIN_S = 20.0
 """Two on a machine that has nothing else to do; told by nobody, P would hold the pin for a minute (kv_hold_s)."""

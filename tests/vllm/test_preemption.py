@@ -11,7 +11,7 @@ from tests.vllm.pair import Pair, tokens
 from tests.vllm.prompts import SPARE, SPARE_SHORT
 from tests.vllm.reference import MAX_TOKENS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1800)]
 
 
 async def test_on_decode_when_answers_grow_in_a_full_pool(pair: Pair) -> None:

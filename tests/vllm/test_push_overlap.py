@@ -11,7 +11,7 @@ from tests.vllm.pair import Pair
 from tests.vllm.prompts import LONG
 from tests.vllm.reference import MAX_TOKENS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(1200)]
 
 
 async def test_layers_are_on_the_wire_before_the_prefill_has_ended(pair: Pair) -> None:
