@@ -24,6 +24,7 @@ def pair() -> Iterator[Pair]:
     begin(p, d, "first", 1, 8)
     d.until(lambda: d.received == ["first"])
     assert faults.calls == ["read"]
+    d.until(lambda: d.worker._io._reader.is_idle)  # its thread has a moment's work after that; small reads don't wait
     faults.calls.clear()
     faults.reading.clear()
     yield p, d, faults

@@ -18,7 +18,7 @@ from tests.servers import RedisServer
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("num_prompts", "max_tokens"), [(24, 12), pytest.param(60, 32, marks=[pytest.mark.long, pytest.mark.timeout(2400)])]
+    ("num_prompts", "max_tokens"), [(12, 8), pytest.param(60, 32, marks=[pytest.mark.long, pytest.mark.timeout(2400)])]
 )
 @pytest.mark.parametrize("mode", ["pull", "push", "local"])
 async def test_greedy_answers_equal_those_of_generate(
