@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 from collections.abc import AsyncIterator
 
@@ -39,8 +40,13 @@ def new_engine(arguments: str = ARGUMENTS, *, mode: str = "pull", role: str = "p
 
 def engine_processes() -> list[psutil.Process]:
     """Of engines that this process started: cores and ranks."""
-    cores = [psutil.Process(child.pid) for child in multiprocessing.active_children() if "EngineCore" in child.name]
-    return [process for core in cores for process in (core, *core.children(recursive=True))]
+    found: list[psutil.Process] = []
+    for child in multiprocessing.active_children():
+        if "EngineCore" in child.name:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since the list was made
+                core = psutil.Process(child.pid)
+                found += [process for process in (core, *core.children(recursive=True)) if is_alive(process)]
+    return found
 
 
 def is_alive(process: psutil.Process) -> bool:
