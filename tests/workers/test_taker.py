@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from broker.base import DeadJob, JobLease, Taken
@@ -16,6 +17,27 @@ from prefill_worker.taker import Taker
 from tests.broker.stores import job
 
 
+def taker_of(
+    queue: MemoryQueue,
+    taken: asyncio.Queue[JobLease],
+    *,
+    is_stalled: Callable[[], bool],
+    on_dead: Callable[[DeadJob], None],
+) -> Taker:
+    """Of an idle worker with room for ten blocks."""
+    return Taker(
+        worker_id="p1",
+        queue=queue,
+        held_jobs=HeldJobs(),
+        ledger=KvLedger(total_blocks=10, block_size=16),
+        settings=PrefillWorkerSettings(),
+        is_stalled=is_stalled,
+        prefill_time=lambda: None,
+        on_lease=taken.put_nowait,
+        on_dead=on_dead,
+    )
+
+
 async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_again() -> None:
     queue = MemoryQueue(QueueSettings())
     is_stalled = True
@@ -24,17 +46,7 @@ async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_a
     def on_dead(dead: DeadJob) -> None:
         raise AssertionError(dead)
 
-    taker = Taker(
-        worker_id="p1",
-        queue=queue,
-        held_jobs=HeldJobs(),
-        ledger=KvLedger(total_blocks=10, block_size=16),
-        settings=PrefillWorkerSettings(),
-        is_stalled=lambda: is_stalled,
-        prefill_time=lambda: None,
-        on_lease=taken.put_nowait,
-        on_dead=on_dead,
-    )
+    taker = taker_of(queue, taken, is_stalled=lambda: is_stalled, on_dead=on_dead)
     await queue.enqueue(job("r1"))
     running = asyncio.create_task(taker.run())
     for _ in range(10):
@@ -78,17 +90,7 @@ async def test_an_idle_worker_takes_what_waits_behind_jobs_that_have_ended() -> 
     def on_dead(dead: DeadJob) -> None:
         ended.append(dead.request_id)
 
-    taker = Taker(
-        worker_id="p1",
-        queue=queue,
-        held_jobs=HeldJobs(),
-        ledger=KvLedger(total_blocks=10, block_size=16),
-        settings=PrefillWorkerSettings(),
-        is_stalled=lambda: False,
-        prefill_time=lambda: None,
-        on_lease=taken.put_nowait,
-        on_dead=on_dead,
-    )
+    taker = taker_of(queue, taken, is_stalled=lambda: False, on_dead=on_dead)
     await queue.enqueue(job("fine"))
     running = asyncio.create_task(taker.run())
 
@@ -104,17 +106,7 @@ async def test_a_stall_that_was_excused_without_a_word_ends_the_wait() -> None:
     queue = MemoryQueue(QueueSettings())
     taken: asyncio.Queue[JobLease] = asyncio.Queue()
     looks: list[bool] = [True]
-    taker = Taker(
-        worker_id="p1",
-        queue=queue,
-        held_jobs=HeldJobs(),
-        ledger=KvLedger(total_blocks=10, block_size=16),
-        settings=PrefillWorkerSettings(),
-        is_stalled=lambda: looks.pop() if looks else False,
-        prefill_time=lambda: None,
-        on_lease=taken.put_nowait,
-        on_dead=lambda dead: None,
-    )
+    taker = taker_of(queue, taken, is_stalled=lambda: looks.pop() if looks else False, on_dead=lambda dead: None)
     await queue.enqueue(job("r1"))
     running = asyncio.create_task(taker.run())
 
