@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -74,10 +76,16 @@ class RedisServer:
             return b""
 
 
+_PORTS: Final = range(20_000, 32_000)
+"""Below those that the system gives to outgoing connections: such a one may take a port before its server does."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def free_ports(count: int) -> int:
