@@ -109,11 +109,12 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
 
     parser.error = refuse
     try:
-        engine_args = args_class.from_cli_args(parser.parse_args(list(plan.arguments)))
+        parsed = parser.parse_args(list(plan.arguments))
+        parsed.model = plan.model_path  # now: offline vLLM would look for its own default model first, and fail
+        engine_args = args_class.from_cli_args(parsed)
         given = _given(plan.arguments, parser)
     except IndexError:  # of vLLM's parser, for a dotted name
         refuse("the last argument has no value")
-    engine_args.model = plan.model_path
     engine_args.disable_log_stats = False
     if "skip_tokenizer_init" not in given:
         engine_args.skip_tokenizer_init = True

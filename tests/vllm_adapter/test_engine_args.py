@@ -52,6 +52,21 @@ def engine_args(text: str, *, is_cpu: bool = True) -> Any:
     return engine_args_of(plan, Args, Parser, is_cpu=is_cpu)
 
 
+def test_the_model_is_known_before_vllm_looks_for_one():
+    """Offline vLLM looks for the files of `model` while it makes its arguments: of its own default, if none is named."""
+    seen: list[str] = []
+
+    class Offline(Args):
+        @classmethod
+        def from_cli_args(cls, args: argparse.Namespace) -> Any:
+            seen.append(args.model)
+            return super().from_cli_args(args)
+
+    engine_args_of(PLAN, Offline, Parser, is_cpu=True)
+
+    assert seen == [PLAN.model_path]
+
+
 def test_on_a_cpu_vllm_compiles_nothing_and_takes_pdqs_share_of_the_memory():
     made = engine_args("")
 
