@@ -53,7 +53,7 @@ def engine_args(text: str, *, is_cpu: bool = True) -> Any:
 
 
 def test_the_model_is_known_before_vllm_looks_for_one():
-    """Offline vLLM looks for the files of `model` while it makes its arguments: of its own default, if none is named."""
+    """Offline vLLM looks for the model's files while it makes its arguments: its own default's, if none is named."""
     seen: list[str] = []
 
     class Offline(Args):
