@@ -4,7 +4,8 @@
 
 Three pairs of engines are up all the time (about 15 GB), and one of them works at a time: vLLM's pair, pdq pull, pdq
 push. A round asks each pair for the same prompts, one after the other, in three lengths; the order of the pairs changes
-with the round. Answers must be equal, token for token.
+with the round. Answers must be equal, token for token. A request that a pair answers with an error is counted and asked
+again.
 
 Hand-over: from the end of the prefill (in P's engine core, see timed_connectors.py) to the event with the first token
 at the client. In it is one forward pass of D, so D's step time is shown beside it. vLLM's pair has no router: the
@@ -35,6 +36,8 @@ MODEL: Final = "smollm2-135m"
 LENGTHS: Final = (128, 512, 1500)
 """Prompt tokens."""
 MAX_TOKENS: Final = 8
+MAX_ERRORS: Final = 3
+"""Of a pair, per round and length."""
 PAIRS: Final = ("vLLM", "pdq pull", "pdq push")
 ENGINE_ARGS: Final = (
     *("--dtype", "float32", "--block-size", "32", "--max-model-len", "2048", "--max-num-batched-tokens", "512"),
@@ -70,10 +73,19 @@ class Figures:
     hand_over: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
+    num_errors: int = 0
 
 
 async def ask(arm: Arm, prompt: list[int], figures: Figures) -> list[int]:
-    answer = await arm.pair.ask(prompt, MAX_TOKENS)
+    try:
+        answer = await arm.pair.ask(prompt, MAX_TOKENS)
+    except RuntimeError as error:
+        figures.num_errors += 1
+        print(f"{arm.name}: {error}", flush=True)
+        if figures.num_errors > MAX_ERRORS:
+            raise
+        arm.times.only_new(len(prompt))
+        return await ask(arm, prompt, figures)
     figures.hand_over.append(answer.token_at[0] - arm.times.only_new(len(prompt)))
     figures.first_token.append(answer.first_token_s)
     figures.step.append(answer.step_s)
@@ -97,8 +109,8 @@ def prompt_of(rng: random.Random, num_tokens: int) -> list[int]:
 
 
 def print_table(rounds: Mapping[int, list[dict[str, Figures]]]) -> None:
-    print("\n| prompt tokens | pair | hand-over, ms | to the first | time to first token, ms | D's step, ms |")
-    print("|---|---|---|---|---|---|")
+    print("\n| prompt tokens | pair | hand-over, ms | to the first | time to first token, ms | D's step, ms | errors |")
+    print("|---|---|---|---|---|---|---|")
     for length, all_figures in rounds.items():
         base = next(iter(all_figures[0]))
         for name in all_figures[0]:
@@ -110,7 +122,8 @@ def print_table(rounds: Mapping[int, list[dict[str, Figures]]]) -> None:
                 statistics.median(figures[name].hand_over) / statistics.median(figures[base].hand_over)
                 for figures in all_figures
             ]
-            print(f"| {length} | {name} | {cells[0]} | {_spread(ratios, 2)} | {cells[1]} | {cells[2]} |")
+            num_errors = sum(figures[name].num_errors for figures in all_figures)
+            print(f"| {length} | {name} | {cells[0]} | {_spread(ratios, 2)} | {cells[1]} | {cells[2]} | {num_errors} |")
 
 
 def _spread(values: list[float], digits: int = 1) -> str:

@@ -24,6 +24,8 @@ class PluginStep:
     """D: blocks that a load or receive fills, for vLLMs that are told of failures by block."""
     has_news: bool = False
     """The scheduler's side has something to report, which needs a worker's report to ride on in some vLLMs."""
+    may_wait: bool = False
+    """Nothing is computed in it, and KV is under way: the step may last until some of that ends, for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,13 @@ class PluginScheduler:
         self._half.take_gone()  # vLLM has no way to fail a request that waits: its load will fail, with the same reason
         refused, self._refused = self._refused, []
         external, self._external = self._external, []
-        return PluginStep(meta=meta, refused=tuple(refused), external=tuple(external), has_news=bool(self._news))
+        return PluginStep(
+            meta=meta,
+            refused=tuple(refused),
+            external=tuple(external),
+            has_news=bool(self._news),
+            may_wait=not scheduler_output.num_scheduled_tokens and self._has_kv_under_way(),
+        )
 
     def request_finished(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         engine_request_id = request.request_id
@@ -215,6 +221,9 @@ class PluginScheduler:
     def shutdown(self) -> None:
         """Idempotent."""
         self._half.shutdown()
+
+    def _has_kv_under_way(self) -> bool:
+        return self.has_pending_block_frees() or any(map(self._half.is_loading, self._requests))
 
     def _take_worker_news(self, news: WorkerNews) -> None:
         self._stats = joined_stats(self._stats, news.stats)

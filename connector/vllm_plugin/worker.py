@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from connector.layer_count import LayerCount
 from connector.transport import Transport
@@ -14,6 +15,10 @@ from connector.vllm_plugin.memory import regions_of
 from connector.vllm_plugin.news import PluginStep, WorkerNews
 from connector.vllm_plugin.settings import PluginSettings
 from connector.worker_half import WorkerHalf
+
+_IDLE_STEP_S: Final = 0.005
+"""vLLM's loop turns all the time while KV is under way. In a process that has nothing else to do it takes the
+interpreter's lock away from the threads that move this KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class Reports:
 
 
 class PluginWorker:
-    """Driven by the model's thread. Nothing waits for the network, but for `handle_preemptions`."""
+    """Driven by the model's thread. On the network wait `handle_preemptions` and steps that compute nothing."""
 
     def __init__(
         self, settings: PluginSettings, generation: HookGeneration, *, rank: int, transport: Transport, fingerprint: str
@@ -39,6 +44,7 @@ class PluginWorker:
         self._settings = settings
         self._generation = generation
         self._rank = rank
+        self._has_results = threading.Event()
         try:
             self._half = WorkerHalf(
                 connector,
@@ -50,7 +56,7 @@ class PluginWorker:
                 tp_size=settings.tp_size,
                 transport=transport,
                 fingerprint=fingerprint,
-                on_progress=_nothing,  # vLLM's loop turns by itself while anything is under way
+                on_progress=self._has_results.set,
                 num_kv_heads=settings.num_kv_heads,
             )
         except OSError as error:
@@ -67,6 +73,7 @@ class PluginWorker:
         self._held = Reports()
         """Announced; reported in the next step."""
         self._has_scheduler_news = False
+        self._may_wait = False
         self._news = WorkerNews()
         self._is_fatal_told = False
 
@@ -93,6 +100,7 @@ class PluginWorker:
         self._refused |= dict(step.refused)
         self._external |= dict(step.external)
         self._has_scheduler_news = step.has_news
+        self._may_wait = step.may_wait
         self._half.bind_connector_metadata(step.meta)
         self._half.start_load_kv()
 
@@ -111,6 +119,9 @@ class PluginWorker:
 
     def take_reports(self) -> Reports:
         """Once a step. Each id once over the worker's life."""
+        if self._may_wait and not self._refused and self._held == Reports():
+            self._has_results.wait(_IDLE_STEP_S)
+        self._has_results.clear()
         results = self._half.get_transfer_results()
         refused, self._refused = self._refused, {}
         failed = results.failed_recving | refused
@@ -148,7 +159,3 @@ class PluginWorker:
     def shutdown(self) -> None:
         """Idempotent."""
         self._half.shutdown()
-
-
-def _nothing() -> None:
-    pass

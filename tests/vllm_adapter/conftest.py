@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def own_environment() -> Iterator[None]:
-    """What an engine sets for its processes must not reach other tests, nor what vLLM leaves behind when it can't start."""
+    """What an engine sets for its processes must not reach other tests, nor what a vLLM leaves that can't start."""
     before = dict(os.environ)
     yield
     gc.collect()  # its ZeroMQ contexts say that nobody closed them: while this module's filter of warnings holds
