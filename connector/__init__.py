@@ -7,10 +7,10 @@ whoever owns them calls their hooks in vLLM's order. Rules of this folder:
   `push_course`, `pushes`, `receptions`, `offers`; both: `layout`, `tp_plan`, `greetings`, `asks`) know no clock, socket
   or thread: `now` is an argument, messages and actions are values. The laws stand on top of `transfers` and
   `push_states`.
-- Hooks never wait for the network, but for `handle_preemptions`: they hand values to a thread. Four threads do the
-  waiting: `io_thread` (a worker half's sockets and all cores), `reader` (large and failed reads, fences), `writer`
-  (writes, fences against writers), `renewal_thread` (the scheduler half's links). Each socket and core belongs to one
-  of them, the transport to one at a time.
+- Hooks never wait for the network, but for `handle_preemptions` and, in vLLM, steps that compute nothing: they hand
+  values to a thread. Four threads do the waiting: `io_thread` (a worker half's sockets and all cores), `reader` (large
+  and failed reads, fences), `writer` (writes, fences against writers), `renewal_thread` (the scheduler half's links).
+  Each socket and core belongs to one of them, the transport to one at a time.
 - Ids in and out are engine_request_ids; between P and D a transfer is (transfer id, pair), and P's epoch comes along.
 - vLLM finds us as `plugin`, with `vllm_plugin` behind it; the embedded engine calls the halves itself.
 - `params` is the only place that knows the kv_transfer_params dict; `mooncake*` the only one that knows Mooncake.

@@ -15,13 +15,13 @@ from typing import Literal
 
 import structlog
 
+from connector.fencing import fence
 from connector.layout import Runs, batches
 from connector.settings import ConnectorSettings
 from connector.transport import Transport, TransportError
 
 log = structlog.get_logger(__name__)
 
-_FENCE_RETRY_S = 0.5
 _QUICK_S = 1.0
 """A call that failed later than this was stalled: to try again would stall all other writes as long again."""
 
@@ -191,21 +191,12 @@ class Writer:
             )
 
     def _fence(self) -> bool:
-        """Tries until `kv_quarantine_s` is over."""
-        left_s = self._settings.kv_quarantine_s
-        while True:
-            try:
-                self._transport.fence()
-                return True
-            except TransportError as exc:
-                log.error("kv_fence_failed", cause=str(exc))
-            except Exception:  # the thread must live to say that the blocks are not safe
-                log.exception("kv_fence_crashed")
-            with self._changed:
-                if self._closing or left_s <= 0:
-                    return False
-                self._changed.wait(_FENCE_RETRY_S)
-            left_s -= _FENCE_RETRY_S
+        return fence(
+            self._transport,
+            limit_s=self._settings.kv_quarantine_s,
+            changed=self._changed,
+            is_closing=lambda: self._closing,
+        )
 
     def _say(self, event: WriteEvent) -> None:
         self._events.append(event)

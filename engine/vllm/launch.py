@@ -24,6 +24,8 @@ _ONE_EACH: Final = {
     "prefill_context_parallel_size": "the KV connector doesn't know context parallelism",
     "decode_context_parallel_size": "the KV connector doesn't know context parallelism",
 }
+_IN_THE_CORE: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""By this name: vLLM takes its short one for a wish that a CPU can't grant."""
 _INVALID: Final = (*REFUSALS, OSError, RuntimeError)
 """Where only vLLM's own code runs: files that aren't there, code of a model that it may not trust, no device."""
 
@@ -126,6 +128,8 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
         engine_args.kv_cache_memory_bytes = plan.kv_cache_bytes or (plan.cpu_kv_cache_bytes if is_cpu else None)
     if is_cpu and not given & {"enforce_eager", "compilation_config", "optimization_level"}:
         engine_args.enforce_eager = True
+    if is_cpu and engine_args.tensor_parallel_size == 1 and "distributed_executor_backend" not in given:
+        engine_args.distributed_executor_backend = _IN_THE_CORE
     if plan.kv_transfer is not None:
         engine_args.kv_transfer_config = _kv_transfer_config(plan.kv_transfer, plan.role)
     return engine_args

@@ -39,6 +39,8 @@ class Args:
         parser.add_argument("--kv-transfer-config", type=json.loads, default=None)
         parser.add_argument("--optimization-level", type=int, default=2)
         parser.add_argument("--compilation-config", "-cc", type=json.loads, default={})
+        parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+        parser.add_argument("--distributed-executor-backend", default=None)
         for name in ("enforce-eager", "skip-tokenizer-init", "use-tqdm-on-load"):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=name == "use-tqdm-on-load")
 
@@ -72,6 +74,13 @@ def test_on_a_cpu_vllm_compiles_nothing_and_takes_pdqs_share_of_the_memory():
 
     assert (made.enforce_eager, made.kv_cache_memory_bytes, made.max_model_len) == (True, PLAN.cpu_kv_cache_bytes, -1)
     assert (made.skip_tokenizer_init, made.use_tqdm_on_load) == (True, False)
+
+
+def test_one_rank_on_a_cpu_computes_in_the_cores_process_unless_the_user_says_otherwise():
+    assert engine_args("").distributed_executor_backend.endswith("UniProcExecutor")
+    assert engine_args("--distributed-executor-backend mp").distributed_executor_backend == "mp"
+    assert engine_args("-tp 2").distributed_executor_backend is None
+    assert engine_args("", is_cpu=False).distributed_executor_backend is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from engine.vllm.prometheus import VllmCollector
 from pdq.wire.types import Pair, SamplingParams, pack_ids, unpack_ids
 from tests.pipeline.harness import eventually
 from tests.vllm_adapter.core_outputs import TICKET
-from tests.vllm_adapter.real_engines import MAX_MODEL_LEN, Reader, engine_processes, is_alive, new_engine
+from tests.vllm_adapter.real_engines import ARGUMENTS, MAX_MODEL_LEN, Reader, engine_processes, is_alive, new_engine
 
 pytestmark = [
     pytest.mark.vllm,
@@ -31,7 +31,7 @@ _names = (f"r{number}" for number in itertools.count())
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reader(own_environment: None) -> AsyncIterator[Reader]:
-    engine = new_engine()
+    engine = new_engine(f"{ARGUMENTS} --distributed-executor-backend mp")  # with a rank in a process of its own
     await engine.start()
     reader = Reader(engine)
     yield reader
