@@ -41,7 +41,7 @@ check: install-dev
 	@echo "check: ok"
 
 test: check model
-	@$(BIN)/pytest -m "not long and not vllm" --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest -m "not long and not vllm" --numprocesses 2 --dist loadfile --durations 30
 
 chaos: install-dev
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1) --mode $(MODE) $(if $(KINDS),--kinds "$(KINDS)")

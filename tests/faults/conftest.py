@@ -46,11 +46,15 @@ async def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         yield deployment
 
 
+@pytest.hookimpl(tryfirst=True)  # before the choice by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Many processes start in each test: on a busy machine that takes long."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(300))
+        if not isinstance(item, pytest.Function) or not item.path.is_relative_to(Path(__file__).parent):
+            continue
+        item.add_marker(pytest.mark.timeout(300))
+        if item.get_closest_marker("push_suffices") and item.callspec.params["pipeline"] == "pull":
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from tests.faults.stage import Stage
 from tests.pipeline.ledger import Ledger, Line
 from tests.servers import free_port
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.push_suffices]
 PROMPT = "0123456789" * 60
 
 

@@ -11,7 +11,7 @@ from tests.faults.invariants import request_hashes
 from tests.faults.stage import Stage
 from tests.pipeline.ledger import Ledger, Line
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.push_suffices]
 LEASE_S = 1.2
 SHORT = ("--lease-s", str(LEASE_S), "--redis-gap-s", "0.8")
 NUM_CHUNKS = 12

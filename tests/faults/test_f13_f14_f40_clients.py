@@ -20,6 +20,7 @@ from tests.pipeline.harness import Pipeline
 from tests.pipeline.ledger import Ledger, text_of
 
 pytestmark = [
+    pytest.mark.push_suffices,
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.parametrize("pipeline", ["push"], indirect=True, scope="package"),
 ]

@@ -15,7 +15,7 @@ from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually
 from tests.pipeline.ledger import Ledger
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.push_suffices]
 SLOW = ("--sim-prefill-ms", "4000")
 """Longer than a lease: what it has computed by then is another one's."""
 

@@ -10,7 +10,7 @@ from tests.faults.stage import Stage
 from tests.pipeline import process_logs
 from tests.pipeline.ledger import Ledger
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.push_suffices]
 PROMPT = "0123456789" * 60
 
 
