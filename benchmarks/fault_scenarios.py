@@ -34,8 +34,8 @@ import redis.asyncio
 from benchmarks.load_client import Response, connect, http_request
 from broker.keys import GROUP, Keys
 from pdq.cli.deployment import Deployment, DeploymentSettings
-from pdq.cli.redis_server import free_port
 from pdq.runtime.model import ModelSettings
+from pdq.runtime.ports import free_port
 
 NUM_REQUESTS: Final = 12
 NUM_AFTERWARDS: Final = 8

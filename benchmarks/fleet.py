@@ -17,7 +17,8 @@ import redis.asyncio
 
 from pdq.cli.children import BackOff, Child, stop_all
 from pdq.cli.gateway_client import is_ready
-from pdq.cli.redis_server import free_port, server_command, wait_until_serving
+from pdq.cli.redis_server import server_command, wait_until_serving
+from pdq.runtime.ports import free_port
 
 _START_LIMIT_S = 120.0
 _STOP_S = 20.0

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.load_client import Response, http_request, run_load
 from pdq.cli.deployment import Deployment, DeploymentSettings
 from pdq.cli.gateway_client import is_ready
-from pdq.cli.redis_server import free_port
+from pdq.runtime.ports import free_port
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
 

@@ -13,8 +13,8 @@ import httpx
 
 from benchmarks.token_stream import Streamed, greedy, stream
 from pdq.cli.deployment import Deployment, DeploymentSettings
-from pdq.cli.redis_server import free_port
 from pdq.runtime.model import ModelSettings
+from pdq.runtime.ports import free_port
 
 _CONNECTORS: Final = {"pull": "TimedPdqConnector", "push": "TimedPdqLayerwiseConnector"}
 

@@ -21,7 +21,7 @@ import httpx
 
 from benchmarks.token_stream import Streamed, greedy, stream
 from pdq.cli.children import BackOff, Child, stop_all
-from pdq.cli.redis_server import free_port
+from pdq.runtime.ports import free_port
 
 _START_LIMIT_S: Final = 900.0
 _STOP_S: Final = 15.0

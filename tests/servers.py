@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -16,9 +15,10 @@ import time
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
-from typing import Final
 
 import pytest
+
+from pdq.runtime.ports import free_port
 
 START_LIMIT_S = 60.0
 
@@ -74,18 +74,6 @@ class RedisServer:
                 return connection.recv(64)
         except OSError:
             return b""
-
-
-_PORTS: Final = range(20_000, 32_000)
-"""Below those that the system gives to outgoing connections: such a one may take a port before its server does."""
-
-
-def free_port() -> int:
-    while True:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def free_ports(count: int) -> int:

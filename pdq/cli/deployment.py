@@ -19,11 +19,11 @@ from pdq.cli.children import BackOff, Child
 from pdq.cli.deployment_settings import DeploymentSettings
 from pdq.cli.fleet import Fleet
 from pdq.cli.gateway_client import is_ready
-from pdq.cli.redis_server import free_port, server_command, wait_until_serving
+from pdq.cli.redis_server import server_command, wait_until_serving
 from pdq.cli.role_commands import RoleCommands
 from pdq.cli.run_folder import RunFolder, row_name
 from pdq.cli.scale_control import ScaleControl
-from pdq.runtime.ports import FixedPort, check_ports
+from pdq.runtime.ports import FixedPort, check_ports, free_port
 
 __all__ = ["Deployment", "DeploymentSettings"]
 

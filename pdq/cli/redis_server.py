@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import platform
 import shutil
-import socket
 from pathlib import Path
 
 from pdq.runtime.errors import StartupError
@@ -24,14 +23,6 @@ def server_command(folder: Path, port: int) -> list[str]:
         "maxmemory-policy": "noeviction",
     }
     return [str(_binary()), *(part for key, value in options.items() for part in (f"--{key}", value))]
-
-
-def free_port() -> int:
-    """A TCP port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def wait_until_serving(port: int, timeout_s: float) -> None:

@@ -1,16 +1,24 @@
-"""A process's ports are tried before anything starts: a taken one is named with its setting and its holder."""
+"""A process's ports are tried before anything starts: a taken one is named with its setting and its holder.
+
+And free ones are found for the servers that pdq starts by itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import psutil
 
 from pdq.runtime.errors import PortTaken
+
+_OWN: Final = range(20_000, 32_000)
+"""Below those that the system gives to outgoing connections: such a one may take a port before its server does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +89,12 @@ def holder_of(port: int) -> str:
     except psutil.Error:
         pass
     return "a process that this user can't see"
+
+
+def free_port() -> int:
+    """A TCP port of loopback that was free a moment ago, for a server that pdq starts itself."""
+    while True:
+        port = secrets.choice(_OWN)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import structlog
 
-from pdq.cli.redis_server import free_port
+from pdq.runtime.ports import free_port
 
 LIMIT_S = 40
 
