@@ -128,7 +128,8 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
         engine_args.kv_cache_memory_bytes = plan.kv_cache_bytes or (plan.cpu_kv_cache_bytes if is_cpu else None)
     if is_cpu and not given & {"enforce_eager", "compilation_config", "optimization_level"}:
         engine_args.enforce_eager = True
-    if is_cpu and engine_args.tensor_parallel_size == 1 and "distributed_executor_backend" not in given:
+    is_one_rank = engine_args.tensor_parallel_size == engine_args.pipeline_parallel_size == 1
+    if is_cpu and is_one_rank and "distributed_executor_backend" not in given:
         engine_args.distributed_executor_backend = _IN_THE_CORE
     if plan.kv_transfer is not None:
         engine_args.kv_transfer_config = _kv_transfer_config(plan.kv_transfer, plan.role)

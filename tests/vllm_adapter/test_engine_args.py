@@ -40,6 +40,7 @@ class Args:
         parser.add_argument("--optimization-level", type=int, default=2)
         parser.add_argument("--compilation-config", "-cc", type=json.loads, default={})
         parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+        parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
         parser.add_argument("--distributed-executor-backend", default=None)
         for name in ("enforce-eager", "skip-tokenizer-init", "use-tqdm-on-load"):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=name == "use-tqdm-on-load")
@@ -80,6 +81,7 @@ def test_one_rank_on_a_cpu_computes_in_the_cores_process_unless_the_user_says_ot
     assert engine_args("").distributed_executor_backend.endswith("UniProcExecutor")
     assert engine_args("--distributed-executor-backend mp").distributed_executor_backend == "mp"
     assert engine_args("-tp 2").distributed_executor_backend is None
+    assert engine_args("-pp 2").distributed_executor_backend is None, "vLLM would refuse it with other words than ours"
     assert engine_args("", is_cpu=False).distributed_executor_backend is None
 
 
