@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -20,6 +21,8 @@ from engine.progress import Progress
 from prefill_worker.held import HeldJob, HeldJobs, Phase
 from prefill_worker.metrics import PrefillMetrics
 
+_LATE_S: Final = 1.0
+"""A round that comes so much later than due: this process hung itself, and the engine's beats are still to be read."""
 log = structlog.get_logger(__name__)
 
 
@@ -54,10 +57,13 @@ class LeaseKeeper:
     async def run_renewals(self) -> None:
         """Every third of a lease, until cancelled."""
         while True:
+            due_at = self._clock() + self._lease_s / 3
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._lease_s / 3):
                     await self._hurry.wait()
             self._hurry.clear()
+            if self._clock() > due_at + _LATE_S:
+                self._progress.excuse(self._clock())
             try:
                 await self.renew_all()
             except QueueUnavailable as exc:
