@@ -65,7 +65,7 @@ class RedisServer:
 
     def client(self) -> socket.socket:
         """A plain connection for inline commands, to be closed by the caller."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=1)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
     def _ping(self) -> bytes:
         try:

@@ -24,6 +24,12 @@ from broker.registry_settings import RegistrySettings
 from pdq.wire.types import SamplingParams, pack_ids
 
 LIMIT_S = 40.0
+PATIENCE: dict[str, Any] = {"redis_timeout_s": 60.0, "redis_connect_timeout_s": 30.0}
+"""Settings of whoever must not take a busy machine for a Redis that is away."""
+GAP_S = 20.0
+"""For the same reason: a shorter silence of Redis is no gap in these tests."""
+TTL_S = 60.0
+"""Of processes that beat once and are meant to live."""
 MODEL = "acme/model"
 _numbers = itertools.count(1)
 
@@ -97,7 +103,7 @@ class RedisStore:
         self.calls = calls
         self.settings = settings or QueueSettings()
         self.queue = RedisPrefillQueue(calls, MODEL, self.settings)
-        self.registry = RedisRegistry(calls, MODEL, RegistrySettings())
+        self.registry = RedisRegistry(calls, MODEL, RegistrySettings(registry_ttl_s=TTL_S))
         self._others: list[RedisPrefillQueue] = []
 
     def other(self, **changes: Any) -> RedisPrefillQueue:
@@ -110,8 +116,9 @@ class RedisStore:
 
     async def set_clock(self, *, last_ago_s: float, since_ago_s: float) -> None:
         """As if Redis had been seen last, and without a gap, so long ago."""
-        seconds, _ = await self.calls.call("TIME")
-        last, since = (round((int(seconds) - ago_s) * 1000) for ago_s in (last_ago_s, since_ago_s))
+        seconds, microseconds = map(int, await self.calls.call("TIME"))
+        now_ms = seconds * 1000 + microseconds // 1000
+        last, since = (round(now_ms - ago_s * 1000) for ago_s in (last_ago_s, since_ago_s))
         await self.calls.call("HSET", self.queue.keys.clock, "last", last, "since", since)
 
     async def leftovers(self) -> tuple[int, int, int]:
@@ -158,13 +165,12 @@ class MemoryStore:
 
 
 def fake_calls() -> RedisCalls:
-    return RedisCalls(RedisSettings(redis_block_s=0.2), connector=FakeConnector())
+    return RedisCalls(RedisSettings(redis_block_s=0.2, redis_gap_s=GAP_S, **PATIENCE), connector=FakeConnector())
 
 
 async def real_calls(url: str, **changes: Any) -> RedisCalls:
     """On an emptied server, with patience for a busy machine."""
-    patience = {"redis_timeout_s": 60.0, "redis_connect_timeout_s": 30.0}
-    calls = RedisCalls(RedisSettings(redis=url, **{**patience, **changes}))
+    calls = RedisCalls(RedisSettings(redis=url, **{"redis_gap_s": GAP_S, **PATIENCE, **changes}))
     await calls.call("FLUSHALL")
     await calls.call("SCRIPT", "FLUSH")
     return calls

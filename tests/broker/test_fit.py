@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from broker.base import Registry, WorkerRecord
@@ -12,7 +10,7 @@ from broker.fit import can_exchange, misfit
 from broker.membership import Membership, RegistryView
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
-from tests.broker.stores import MODEL, RedisStore, Store
+from tests.broker.stores import LIMIT_S, MODEL, RedisStore, Store, eventually
 
 FLOAT32 = "block_size=16 dtype=float32 mode=pull"
 BFLOAT16 = "block_size=16 dtype=bfloat16 mode=pull"
@@ -130,8 +128,12 @@ async def test_a_worker_waits_for_dead_ones_of_another_kind_and_mode_to_be_forgo
     registry = RedisRegistry(redis_store.calls, MODEL, RegistrySettings(registry_ttl_s=0.3))
     await membership(registry, worker("p1", "prefill", BFLOAT16), mode="push").join()  # beats once, as if killed then
 
-    async with asyncio.timeout(10):
-        await membership(registry, worker("d1", "decode"), mode="pull").join(patience_s=9)
+    newcomer = membership(registry, worker("d1", "decode"), mode="pull")
+    await newcomer.join(patience_s=LIMIT_S)
 
+    async def only_the_newcomer_is_left() -> bool:
+        await newcomer.beat()  # its own record doesn't live longer
+        return [record.worker_id for record in await registry.workers()] == ["d1"]
+
+    await eventually(only_the_newcomer_is_left)
     assert await registry.agree({"mode": "pull"}) == {"mode": "pull"}
-    assert [record.worker_id for record in await registry.workers()] == ["d1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.base import WorkerRecord
 from broker.redis_registry import RedisRegistry
 from broker.registry_settings import RegistrySettings
-from tests.broker.stores import MODEL, RedisStore, Store, eventually, job, take_one
+from tests.broker.stores import MODEL, TTL_S, RedisStore, Store, eventually, job, take_one
 
 ANY = 10**9
 
@@ -30,7 +30,7 @@ async def _silence(store: RedisStore, owner: str, entry_id: str) -> None:
 
 
 async def test_after_a_gap_nothing_is_reaped_for_one_lease(redis_store: RedisStore) -> None:
-    queue = redis_store.queue
+    queue = redis_store.other(lease_s=60.0)
     await queue.enqueue(job("r1"))
     lease = await take_one(queue, "p1")
     await _silence(redis_store, "p1", lease.entry_id)
@@ -41,7 +41,7 @@ async def test_after_a_gap_nothing_is_reaped_for_one_lease(redis_store: RedisSto
     await redis_store.set_clock(last_ago_s=0, since_ago_s=5)
     await queue.reap()
     within_a_lease = await queue.depth()
-    await redis_store.set_clock(last_ago_s=1, since_ago_s=8)
+    await redis_store.set_clock(last_ago_s=1, since_ago_s=61)
     await queue.reap()
 
     assert (after_gap.running, within_a_lease.running) == (1, 1)
@@ -86,7 +86,7 @@ async def test_jobs_of_a_gateway_that_is_gone_end_at_the_renewal(redis_store: Re
     await redis_store.registry.heartbeat(record("gateway-here", role="gateway"))
     await redis_store.calls.call("ZADD", keys.workers, 1, "gateway-gone")
 
-    await redis_store.set_clock(last_ago_s=0, since_ago_s=5)
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=0)
     after_gap = await queue.renew((orphan, fine))
     await redis_store.set_clock(last_ago_s=0, since_ago_s=60)
     is_kept = await queue.renew((orphan, fine))
@@ -118,7 +118,7 @@ async def test_no_gateway_is_gone_just_after_a_gap_or_when_it_never_registered(r
     await queue.enqueue(job("silent", gateway_id="gateway-silent"))
     await queue.enqueue(job("unknown", gateway_id="gateway-unknown", tokens=50))
     await redis_store.calls.call("ZADD", keys.workers, 1, "gateway-silent")
-    await redis_store.set_clock(last_ago_s=0, since_ago_s=5)
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=0)
 
     taken = await queue.take("p1", max_tokens=ANY, max_jobs=4)
 
@@ -161,8 +161,14 @@ async def test_a_silent_process_leaves_the_list_after_its_ttl(redis_store: Redis
         await registry.heartbeat(record("other"))
         return [worker.worker_id for worker in await registry.workers()] == ["other"]
 
+    async def has_a_ttl() -> bool:
+        await registry.heartbeat(record("other"))
+        left_ms = await redis_store.calls.call("PTTL", registry.keys.worker("other"))
+        assert left_ms <= 100
+        return bool(left_ms > 0)  # else it is over already
+
     await eventually(only_the_other_is_left)
-    assert 0 < await redis_store.calls.call("PTTL", registry.keys.worker("other")) <= 100
+    await eventually(has_a_ttl)
 
 
 async def test_after_a_gap_the_processes_known_before_stay_listed_for_one_ttl(redis_store: RedisStore) -> None:
@@ -176,7 +182,7 @@ async def test_after_a_gap_the_processes_known_before_stay_listed_for_one_ttl(re
     await redis_store.set_clock(last_ago_s=30, since_ago_s=3600)
     await registry.heartbeat(record("b"))
     after_gap = {worker.worker_id for worker in await registry.workers()}
-    await redis_store.set_clock(last_ago_s=0, since_ago_s=5)
+    await redis_store.set_clock(last_ago_s=0, since_ago_s=TTL_S + 2)
 
     assert after_gap == {"a", "b"}
     assert {worker.worker_id for worker in await registry.workers()} == {"b"}

@@ -24,8 +24,8 @@ Key = tuple[str, int]
 Leases = tuple[JobLease, JobLease]
 """Of the same take: the twin's, Redis's."""
 OWNERS = st.sampled_from(["p1", "p2", "p3"])
-# Each token is a second of prefill: moments between two calls don't matter for the order. Leases run out at once.
-SETTINGS = QueueSettings(lease_s=0.0, max_failures=2, prefill_ms_per_token=1000.0)
+# Each token is a minute of prefill: the time between two calls doesn't matter for the order. Leases run out at once.
+SETTINGS = QueueSettings(lease_s=0.0, max_failures=2, prefill_ms_per_token=60_000.0)
 
 
 class SameAnswers(RuleBasedStateMachine):

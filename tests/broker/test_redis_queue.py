@@ -203,14 +203,14 @@ async def test_a_cancelled_take_gives_its_jobs_back(redis_store: RedisStore) -> 
 
 
 async def test_names_of_idle_consumers_are_dropped_but_never_with_pending_jobs(redis_store: RedisStore) -> None:
-    queue = redis_store.other(consumer_idle_s=0.0)
+    queue = redis_store.other(consumer_idle_s=0.0, lease_s=60.0)
     for name in ("r1", "r2"):
         await queue.enqueue(job(name))
     await queue.settle(await take_one(queue, "idle"), state="decode")
     busy = await take_one(queue, "busy")
-    await redis_store.set_clock(last_ago_s=0, since_ago_s=60)
 
     async def only_busy() -> bool:
+        await redis_store.set_clock(last_ago_s=0, since_ago_s=600)
         await queue.reap()
         found = await redis_store.calls.call("XINFO", "CONSUMERS", queue.keys.stream, "prefill")
         return {fields(raw)["name"] for raw in found} - {"-"} == {"busy"}
@@ -221,13 +221,18 @@ async def test_names_of_idle_consumers_are_dropped_but_never_with_pending_jobs(r
 
 async def test_renewed_leases_stay_and_the_silent_ones_behind_them_are_all_reaped(redis_server: RedisServer) -> None:
     store = RedisStore("redis", await real_calls(redis_server.url))
-    queue = store.other(lease_s=0.5, reap_batch=10)
+    queue = store.other(lease_s=60.0, reap_batch=10, take_scan_max=300)
     await asyncio.gather(*(queue.enqueue(job(f"kept{number}", priority=1)) for number in range(200)))
     await asyncio.gather(*(queue.enqueue(job(f"lost{number}")) for number in range(300)))
-    await queue.take("silent", max_tokens=ANY, max_jobs=300)
+    lost = (await queue.take("silent", max_tokens=ANY, max_jobs=300)).leases
     kept = (await queue.take("busy", max_tokens=ANY, max_jobs=200)).leases
+    assert (len(lost), len(kept)) == (300, 200)
+    for owner, leases in (("silent", lost), ("busy", kept)):  # as if neither had renewed for an hour
+        claim = ("XCLAIM", queue.keys.stream, "prefill", owner, 0, *(lease.entry_id for lease in leases))
+        await store.calls.call(*claim, "IDLE", 3_600_000, "JUSTID")
 
     async def all_silent_ones_are_back() -> bool:
+        await store.set_clock(last_ago_s=0, since_ago_s=600)
         assert all(await queue.renew(kept))
         await queue.reap()
         return (await queue.depth()).queued == 300
