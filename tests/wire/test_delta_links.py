@@ -38,6 +38,8 @@ class Gateway:
         self.frames: list[int] = []
         self.lists: list[tuple[str, ...]] = []
         self.is_deaf = False
+        self.num_ignored = 0
+        """Frames that came while it was deaf."""
         self._news = asyncio.Condition()
         self._tasks = set()
 
@@ -48,14 +50,18 @@ class Gateway:
     def _handle(self, notice, reply):
         assert isinstance(notice, Deltas)
         if self.is_deaf:
-            return
+            self.num_ignored += 1
+        else:
+            self._take(notice, reply)
+        task = asyncio.ensure_future(self._tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take(self, notice, reply):
         self.frames.append(notice.frame)
         if self.receiver.feed(notice, reply):
             self.seqs.extend(item.seq for item in notice.items)
             self.lists.extend([] if notice.owes is None else [notice.owes])
-        task = asyncio.ensure_future(self._tell())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self):
         async with self._news:
