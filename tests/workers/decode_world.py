@@ -30,7 +30,9 @@ from pdq.wire.types import Pair, SamplingParams, pack_ids
 from tests.broker.stores import eventually
 from tests.workers.live_engine import INFO, LiveEngine
 
-DELTAS = DeltaSettings(sign_of_life_s=0.1, delta_ack_s=0.01)
+DELTAS = DeltaSettings(sign_of_life_s=0.1, delta_ack_s=0.01, delta_give_up_s=600.0)
+PATIENT = NoticeSettings(notice_timeout_s=30.0, notice_tries=1)
+"""Everybody here answers, however late: nothing has to be said twice."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class World:
 @asynccontextmanager
 async def decode_world(*, stall_exit_s: float = 60.0, **changes: Any) -> AsyncIterator[World]:
     """`changes`: of DecodeWorkerSettings."""
-    notices = NoticeSettings(notice_tries=2)
+    notices = PATIENT
     inbox, gateway = (NoticeInbox(notices, worker_id=name) for name in ("decode-1", "gateway-1"))
     own_peers, gateway_peers = (NoticePeers(notices, worker_id=name) for name in ("decode-1", "gateway-1"))
     registry, metrics, drain, engine = MemoryRegistry(), CollectorRegistry(), Drain(), LiveEngine()
@@ -109,7 +111,7 @@ async def decode_world(*, stall_exit_s: float = 60.0, **changes: Any) -> AsyncIt
         worker_id="decode-1",
         endpoint=inbox.endpoint,
         model="m",
-        settings=DecodeWorkerSettings(**changes),
+        settings=DecodeWorkerSettings(**{"admit_tries": 1, **changes}),
         drain_grace_s=5.0,
         stall_exit_s=stall_exit_s,
         engine=engine,

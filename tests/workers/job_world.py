@@ -21,7 +21,7 @@ from prefill_worker.held import HeldJob
 from prefill_worker.job import JobRunner
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
-from tests.broker.stores import job
+from tests.broker.stores import LIMIT_S, job
 
 SOURCE = KvSource(engine_id="e", epoch="x", host="127.0.0.1", port=1, tp_size=1, block_size=16)
 
@@ -88,12 +88,14 @@ class World:
         self.settings = PrefillWorkerSettings(park_s=0.05, park_retry_s=0.02)
         self._answer = answer
         self.offers: list[KvReady | Reserve] = []
+        self.num_refused: int | None = None
+        """So many offers are answered as said, the next ones with Accepted; None: all of them."""
         self.failed: list[Failed] = []
         """What the gateway was told."""
 
     async def run(self, *, error: str | None = None, mode: str = "pull", deadline_s: float = 600.0) -> HeldJob:
         """The job to its end."""
-        notices = NoticeSettings()
+        notices = NoticeSettings(notice_timeout_s=LIMIT_S, notice_tries=1)  # everybody answers: no offer comes twice
         inbox = NoticeInbox(notices, worker_id="decode-1")
         await inbox.start(self._on_notice)
         peers = NoticePeers(notices, worker_id="prefill-1")
@@ -125,7 +127,7 @@ class World:
             (lease,) = (await self.queue.take("prefill-1", max_tokens=100, max_jobs=1)).leases
             held = HeldJob(lease=lease, taken_at=clock())
             self.engine.on_submit = lambda _: held.prefilled.set_result(output(held, error))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 await runner.run(held)
             return held
         finally:
@@ -135,8 +137,10 @@ class World:
     def _on_notice(self, notice: Notice, reply: NoticeReply) -> None:
         if isinstance(notice, KvReady | Reserve):
             self.offers.append(notice)
-            more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(self._answer, {})
-            reply(self._answer(request_id=notice.request_id, pair=notice.pair, **more))
+            is_over = self.num_refused is not None and len(self.offers) > self.num_refused
+            answer = Accepted if is_over else self._answer
+            more: dict[str, object] = {Gone: {"reason": "answered"}, Busy: {"free_tokens": 0}}.get(answer, {})
+            reply(answer(request_id=notice.request_id, pair=notice.pair, **more))
         elif isinstance(notice, Failed):
             self.failed.append(notice)
             reply(Ack(request_id=notice.request_id, pair=notice.pair))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import Membership, RegistryView
 from broker.memory import MemoryQueue, MemoryRegistry
 from broker.messages import Accepted, Ack, Busy, Failed, Gone, KvReady, Notice, Reserve
+from broker.registry_settings import RegistrySettings
 from pdq.runtime.signals import Drain
 from prefill_worker.metrics import PrefillMetrics
 from prefill_worker.settings import PrefillWorkerSettings
@@ -25,7 +27,11 @@ from prefill_worker.worker import PrefillWorker
 from tests.broker.stores import eventually
 from tests.workers.live_engine import INFO, LiveEngine
 
-LEASE_S = 0.6
+RENEWAL_S = 0.2
+"""So soon a worker sees that it has lost a job. Its leases last far longer: a busy machine costs none."""
+LEASE_S = 60.0
+ONE_BEAT_LASTS = RegistrySettings(registry_ttl_s=600.0)
+"""The decode worker's: it gives no other."""
 
 
 class MovableQueue(MemoryQueue):
@@ -33,24 +39,31 @@ class MovableQueue(MemoryQueue):
 
     is_away = False
 
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(settings, clock=lambda: time.monotonic() + self.ahead_s)
+        self.ahead_s = 0.0
+        """Time that has passed for the queue only."""
+        self.refused: list[str] = []
+        """Calls that came while it was away."""
+
     async def settle(self, lease: JobLease, *, state: str, decode_worker: str = "") -> bool:
-        self._check()
+        self._check("settle")
         return await super().settle(lease, state=state, decode_worker=decode_worker)
 
     async def give_back(self, lease: JobLease, *, failure: str | None) -> DeadJob | None:
-        self._check()
+        self._check("give_back")
         return await super().give_back(lease, failure=failure)
 
     async def renew(self, leases: tuple[JobLease, ...]) -> tuple[bool, ...]:
-        self._check()
+        self._check("renew")
         return await super().renew(leases)
 
     async def take(self, owner: str, **limits: Any) -> Any:
-        self._check()
+        self._check("take")
         return await super().take(owner, **limits)
 
     async def reap(self) -> Reaped:
-        self._check()
+        self._check("reap")
         return await super().reap()
 
     def forget_take(self, request_id: str, gen: int) -> None:
@@ -60,8 +73,9 @@ class MovableQueue(MemoryQueue):
         self._entries[request.entry_id].owner = None
         self._announce()
 
-    def _check(self) -> None:
+    def _check(self, call: str) -> None:
         if self.is_away:
+            self.refused.append(call)
             raise QueueUnavailable("away")
 
 
@@ -126,15 +140,15 @@ async def prefill_world(
     answer: Callable[[KvReady | Reserve], Notice] = accepted,
     *,
     engine: LiveEngine | None = None,
-    queue_settings: QueueSettings | None = None,
     stall_exit_s: float = 60.0,
+    drain_grace_s: float = 5.0,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """`changes`: of PrefillWorkerSettings."""
-    notices = NoticeSettings(notice_tries=2)
+    notices = NoticeSettings(notice_timeout_s=30.0, notice_tries=1)  # everybody answers: nothing is said twice
     inbox = NoticeInbox(notices, worker_id="decode-1")
     peers = NoticePeers(notices, worker_id="prefill-1")
-    queue, registry = MovableQueue(queue_settings or QueueSettings(lease_s=LEASE_S)), MemoryRegistry()
+    queue, registry = MovableQueue(QueueSettings(lease_s=LEASE_S)), MemoryRegistry(ONE_BEAT_LASTS)
     engine = engine or LiveEngine()
     view, metrics, drain = RegistryView(), CollectorRegistry(), Drain()
     worker = PrefillWorker(
@@ -142,9 +156,9 @@ async def prefill_world(
         endpoint="tcp://127.0.0.1:1",
         model="m",
         settings=PrefillWorkerSettings(**{"park_s": 0.05, "park_retry_s": 0.02, **changes}),
-        drain_grace_s=5.0,
+        drain_grace_s=drain_grace_s,
         stall_exit_s=stall_exit_s,
-        lease_s=LEASE_S,
+        lease_s=3 * RENEWAL_S,
         queue=queue,
         engine=engine,
         engine_info=INFO,

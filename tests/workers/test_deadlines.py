@@ -22,22 +22,25 @@ from decode_worker.settings import DecodeWorkerSettings
 from engine.ledger import KvLedger
 from prefill_worker.held import JobOutcome
 from prefill_worker.settings import PrefillWorkerSettings
-from tests.broker.stores import eventually, job
+from tests.broker.stores import LIMIT_S, eventually, job
 from tests.workers.job_world import TwinEngine, World
 from tests.workers.prefill_world import prefill_world
 from tests.workers.test_requests import kv_ready
 
-NOTICES = NoticeSettings()
+PATIENT = NoticeSettings(notice_timeout_s=LIMIT_S, notice_tries=1)
+NOBODY = NoticeSettings(notice_timeout_s=0.2)
+"""For a gateway that is not there."""
 
 
 async def test_each_offer_says_how_much_time_is_left_now() -> None:
     world = World(MemoryQueue(QueueSettings()), Busy)
-    world.settings = PrefillWorkerSettings(park_s=0.2, park_retry_s=0.05)
+    world.settings = PrefillWorkerSettings(park_s=60.0, park_retry_s=0.05)
+    world.num_refused = 2
 
     await world.run(deadline_s=60.0)
 
     remaining = [offer.remaining_s for offer in world.offers]
-    assert len(remaining) >= 3
+    assert len(remaining) == 3
     assert remaining[0] - remaining[-1] >= 0.05
     assert remaining == sorted(remaining, reverse=True)
 
@@ -87,14 +90,14 @@ class DecodeWorld:
             return True
 
         self.admission.on_offer(kv_ready(gateway=self.gateway, remaining_s=remaining_s), reply)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             return await answered
 
 
 @asynccontextmanager
-async def decode_world() -> AsyncIterator[DecodeWorld]:
-    inbox = NoticeInbox(NOTICES, worker_id="gateway-1")
-    peers = NoticePeers(NOTICES, worker_id="decode-1")
+async def decode_world(notices: NoticeSettings = PATIENT) -> AsyncIterator[DecodeWorld]:
+    inbox = NoticeInbox(notices, worker_id="gateway-1")
+    peers = NoticePeers(notices, worker_id="decode-1")
     engine = TwinEngine()
 
     def on_notice(notice: Notice, reply: NoticeReply) -> None:
@@ -169,7 +172,7 @@ async def test_a_decode_ends_at_its_deadline_also_when_no_gateway_cancels_it() -
 
 
 async def test_a_request_that_waits_for_go_ends_at_its_deadline_too() -> None:
-    async with decode_world() as world:
+    async with decode_world(NOBODY) as world:
         world.gateway = "tcp://127.0.0.1:1"  # nobody there
         offering = asyncio.create_task(world.offer(30.0))
 

@@ -8,9 +8,9 @@ import pytest
 
 from broker.messages import Accepted, Failed, Gone, KvReady, Notice, Reserve
 from prefill_worker.ends import JobEnds
-from tests.broker.stores import job
+from tests.broker.stores import LIMIT_S, job
 from tests.workers.live_engine import LiveEngine
-from tests.workers.prefill_world import World, accepted, busy, gone, prefill_world
+from tests.workers.prefill_world import LEASE_S, World, accepted, busy, gone, prefill_world
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
@@ -50,8 +50,7 @@ async def test_a_settle_that_failed_is_made_up_for_when_the_queue_is_back(
     async with prefill_world() as world:
         _while_away(world, answer)
         await world.queue.enqueue(job("r", mode=mode, gateway=world.endpoint))
-        await world.until(lambda: world.queue.is_away)
-        await asyncio.sleep(0.1)
+        await world.until(lambda: "settle" in world.queue.refused)
         assert world.state("r") == "prefill"
 
         world.queue.is_away = False
@@ -66,7 +65,7 @@ async def test_a_job_that_went_back_while_the_queue_was_away_counts_no_failure()
         await world.queue.enqueue(job("r", gateway=world.endpoint))
         await world.until(lambda: len(world.offers) > 0)
         world.queue.is_away = True
-        await asyncio.sleep(0.2)
+        await world.until(lambda: "give_back" in world.queue.refused)
         world.answer = accepted
 
         world.queue.is_away = False
@@ -103,24 +102,30 @@ async def test_failures_reaped_leases_dead_jobs_and_fenced_calls_are_counted() -
         await world.queue.cancel("r", 1)
         await world.queue.enqueue(job("other", gateway=world.endpoint, deadline_s=60.0))
         await world.queue.take("prefill-that-dies", max_tokens=10**9, max_jobs=1)
+        world.queue.ahead_s = LEASE_S
         await world.until(lambda: world.metrics.get_sample_value("pdq_prefill_reaped_total") == 1)
 
+        await world.until(lambda: bool(world.metrics.get_sample_value("pdq_prefill_fenced_total", {"call": "renew"})))
         assert world.metrics.get_sample_value("pdq_prefill_fenced_total", {"call": "renew"}) == 1
 
 
 async def test_a_drain_while_the_queue_is_away_settles_what_was_accepted_and_puts_nothing_back() -> None:
-    async with prefill_world() as world:
+    async with prefill_world(drain_grace_s=60.0) as world:
         _while_away(world, Accepted)
         await world.queue.enqueue(job("r", gateway=world.endpoint))
-        await world.until(lambda: world.queue.is_away)
+        await world.until(lambda: "settle" in world.queue.refused)
         world.drain.request("test")
-        await asyncio.sleep(0.1)
+        world.queue.refused.clear()
+        await world.until(lambda: "settle" in world.queue.refused)
         assert not world.running.done(), "it waits for the queue, within its grace"
 
         world.queue.is_away = False
 
-        async with asyncio.timeout(10):
-            await world.running
+        async with asyncio.timeout(LIMIT_S):
+            while not world.running.done():
+                world.engine.say(running=0)  # as an engine that lives: its steps make the worker look
+                await asyncio.sleep(0.02)
+        await world.running
         assert world.state("r") == "decoding"
 
 

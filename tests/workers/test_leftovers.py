@@ -42,6 +42,7 @@ async def test_a_decode_worker_keeps_nothing_of_requests_that_are_over() -> None
 
         await one_decode(world, 3)
         await world.until(lambda: world.worker.record().free_blocks == 100)
+        await world.until(lambda: any(delta.finish for delta in world.deltas))  # every connection is there that stays
         world.admits.clear()
         before = what_is_held()
 

@@ -14,7 +14,7 @@ from pdq.wire.types import Pair
 from prefill_worker.held import HeldJobs
 from prefill_worker.settings import PrefillWorkerSettings
 from prefill_worker.taker import Taker
-from tests.broker.stores import job
+from tests.broker.stores import LIMIT_S, job
 
 
 def taker_of(
@@ -57,10 +57,10 @@ async def test_a_worker_whose_engine_stands_still_takes_nothing_until_it_moves_a
     is_stalled = False
     taker.room_changed()
 
-    lease = await asyncio.wait_for(taken.get(), 5)
+    lease = await asyncio.wait_for(taken.get(), LIMIT_S)
     assert lease.job.request_id == "r1"
     taker.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, LIMIT_S)
 
 
 class CutShortQueue(MemoryQueue):
@@ -94,11 +94,11 @@ async def test_an_idle_worker_takes_what_waits_behind_jobs_that_have_ended() -> 
     await queue.enqueue(job("fine"))
     running = asyncio.create_task(taker.run())
 
-    lease = await asyncio.wait_for(taken.get(), 5)
+    lease = await asyncio.wait_for(taken.get(), LIMIT_S)
 
     assert (lease.job.request_id, ended) == ("fine", ["late"])
     taker.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, LIMIT_S)
 
 
 async def test_a_stall_that_was_excused_without_a_word_ends_the_wait() -> None:
@@ -110,6 +110,6 @@ async def test_a_stall_that_was_excused_without_a_word_ends_the_wait() -> None:
     await queue.enqueue(job("r1"))
     running = asyncio.create_task(taker.run())
 
-    assert (await asyncio.wait_for(taken.get(), 20)).job.request_id == "r1"
+    assert (await asyncio.wait_for(taken.get(), LIMIT_S)).job.request_id == "r1"
     taker.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, LIMIT_S)
