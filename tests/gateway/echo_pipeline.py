@@ -226,7 +226,7 @@ async def echo_pipeline(
     queue: PrefillQueue, registry: Registry, *, worker_id: str = "decode-echo", takes: bool = True
 ) -> AsyncIterator[EchoPipeline]:
     """Registered as one prefill and one decode worker."""
-    settings = NoticeSettings()
+    settings = NoticeSettings(notice_tries=150)  # a gateway that is busy may answer late
     inbox = NoticeInbox(settings, worker_id=worker_id)
     peers = NoticePeers(settings, worker_id=worker_id)
     deltas = DeltaSender(

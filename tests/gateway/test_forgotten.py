@@ -10,7 +10,7 @@ from gateway.forgotten import take_list
 from gateway.prepare import Prompt
 from gateway.session import Session
 from pdq.wire.types import Pair, SamplingParams
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, eventually
 from tests.gateway.echo_pipeline import Script, echo_pipeline
 
 PAIR = Pair(gen=1, attempt=1)
@@ -71,14 +71,13 @@ def test_a_worker_that_does_not_say_where_its_lists_begin_is_believed() -> None:
 
 
 async def test_a_stream_that_its_decode_worker_forgot_goes_on_at_another_from_what_was_delivered(here: World) -> None:
-    here.pipeline.script = lambda lease: Script(forgets_after=3)
+    here.pipeline.script = lambda lease: Script(forgets_after=3 if lease.pair.gen == 1 else None)
     request = asyncio.create_task(
         here.http.post("/v1/completions", json={"model": "sim", "prompt": "hello", "max_tokens": 20})
     )
     await here.until("pdq_generated_tokens_total", 3)
 
     async with echo_pipeline(here.queue, here.registry, worker_id="decode-second") as second:
-        here.pipeline.script = lambda lease: Script()
         answer = await request
 
     assert answer.json()["choices"][0]["text"] == "hello" * 4
@@ -93,8 +92,21 @@ async def test_requests_that_are_open_are_left_alone_for_many_lists(here: World)
     request = asyncio.create_task(
         here.http.post("/v1/completions", json={"model": "sim", "prompt": "hello", "max_tokens": 2})
     )
-    await here.pipeline.taken.get()
-    await asyncio.sleep(0.6)  # several lists without any token
+    lease = await here.pipeline.taken.get()
+
+    def num_frames() -> int:
+        return here.pipeline.deltas.next_frame(lease.job.gateway)
+
+    async def is_open() -> bool:
+        return bool(here.pipeline.answers)
+
+    await eventually(is_open)
+    before = num_frames()
+
+    async def several_lists_came() -> bool:  # each waits for the acknowledgement of the one before
+        return num_frames() >= before + 6
+
+    await eventually(several_lists_came)
     gate.release()
     gate.release()
 

@@ -35,9 +35,19 @@ async def ask(client: httpx.AsyncClient, number: int) -> None:
 
 async def many(here: World, count: int) -> None:
     """Over connections of their own."""
-    async with httpx.AsyncClient(base_url=here.url, timeout=30) as client, asyncio.TaskGroup() as group:
+    async with httpx.AsyncClient(base_url=here.url, timeout=60) as client, asyncio.TaskGroup() as group:
         for number in range(count):
             group.create_task(ask(client, number))
+
+
+async def leave_while_it_decodes(here: World) -> None:
+    """So that the link is there over which a decode worker is told."""
+    here.pipeline.script = lambda lease: Script(stall_after=2)
+    body = {"model": "sim", "prompt": "hello", "max_tokens": 20}
+    request = asyncio.create_task(here.http.post("/v1/completions", json=body))
+    await here.until("pdq_generated_tokens_total", 2)
+    request.cancel()
+    await here.pipeline.next_cancel()
 
 
 async def test_requests_that_ended_in_every_way_leave_nothing() -> None:
@@ -50,8 +60,9 @@ async def test_requests_that_ended_in_every_way_leave_nothing() -> None:
         return Script(forgets_after=2) if number % 11 == 0 else Script()
 
     async with world(GatewaySettings(http_port=0, max_migrations=100)) as here:
-        here.pipeline.script = script
         before = what_is_held()
+        await leave_while_it_decodes(here)
+        here.pipeline.script = script
         await many(here, 10)
         before |= what_is_held() - Counter({"Exchange": 100, "Session": 100})  # links and pools that stay
 

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 
 from broker.base import WorkerRecord
+from broker.errors import PeerUnavailable
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Notice, Start
@@ -17,6 +18,7 @@ from gateway.local_start import LocalStart
 from gateway.prepare import Prompt
 from gateway.session import Enqueue, Session
 from pdq.wire.types import SamplingParams, pack_ids
+from tests.broker.stores import LIMIT_S, eventually
 
 
 def exchange() -> Exchange:
@@ -29,6 +31,36 @@ def record(worker_id: str, endpoint: str) -> WorkerRecord:
     return WorkerRecord(
         worker_id=worker_id, role="decode", state="ready", endpoint=endpoint, model="m", fingerprint="f", block_size=16
     )
+
+
+class Impatient(NoticePeers):
+    """With one endpoint; with others its patience has no end."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(NoticeSettings(notice_timeout_s=LIMIT_S, notice_tries=1), worker_id="g")
+        self._endpoint = endpoint
+
+    async def request(
+        self, endpoint: str, notice: Notice, *, timeout_s: float | None = None, tries: int | None = None
+    ) -> Notice:
+        return await super().request(endpoint, notice, timeout_s=0.2 if endpoint == self._endpoint else None)
+
+
+class Unheard(NoticePeers):
+    """Each answer is lost once `is_asked` is set."""
+
+    def __init__(self, is_asked: asyncio.Event) -> None:
+        super().__init__(NoticeSettings(notice_timeout_s=LIMIT_S, notice_tries=1), worker_id="g")
+        self._is_asked = is_asked
+
+    async def request(
+        self, endpoint: str, notice: Notice, *, timeout_s: float | None = None, tries: int | None = None
+    ) -> Notice:
+        asking = asyncio.ensure_future(super().request(endpoint, notice))
+        await self._is_asked.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        raise PeerUnavailable("no answer")
 
 
 def started(peers: NoticePeers, view: RegistryView) -> LocalStart:
@@ -49,7 +81,7 @@ async def test_a_decode_worker_that_was_silent_is_passed_over_while_another_one_
 
     await inboxes["alive"].start(answer)
     await inboxes["dead"].start(say_nothing)
-    peers = NoticePeers(NoticeSettings(notice_timeout_s=0.2, notice_tries=1), worker_id="g")
+    peers = Impatient(inboxes["dead"].endpoint)
     view = RegistryView()
     silent = dataclasses.replace(record("dead", inboxes["dead"].endpoint), free_blocks=200)  # it looks best
     full = dataclasses.replace(record("alive", inboxes["alive"].endpoint), free_blocks=20)
@@ -59,6 +91,10 @@ async def test_a_decode_worker_that_was_silent_is_passed_over_while_another_one_
     for _ in range(3):
         assert await local.start(exchange(), Enqueue(gen=1, generated_ids=b""))
 
+    async def have_all_come() -> bool:
+        return asked.total() >= 4
+
+    await eventually(have_all_come)
     assert asked == {"dead": 1, "alive": 3}
     await peers.close()
     for inbox in inboxes.values():
@@ -67,16 +103,17 @@ async def test_a_decode_worker_that_was_silent_is_passed_over_while_another_one_
 
 async def test_a_decode_worker_that_has_go_is_the_only_one_that_is_asked_though_its_answer_was_lost():
     inbox = NoticeInbox(NoticeSettings(), worker_id="d")
-    it, asked = exchange(), []
+    it, asked, is_asked = exchange(), [], asyncio.Event()
     commands = it.session.start()
 
     def admitted_unheard(notice: Notice, reply: NoticeReply) -> None:
         assert isinstance(notice, Start)
         asked.append(notice)
         assert it.session.on_admit(notice.pair, f"decode-{len(asked)}", inbox.endpoint) == (True, [])
+        is_asked.set()
 
     await inbox.start(admitted_unheard)
-    peers = NoticePeers(NoticeSettings(notice_timeout_s=0.1, notice_tries=1), worker_id="g")
+    peers = Unheard(is_asked)
     view = RegistryView()
     both = [dataclasses.replace(record(name, inbox.endpoint), free_blocks=9, total_blocks=9) for name in ("d", "e")]
     view.workers = tuple(both)
@@ -103,10 +140,10 @@ async def test_a_decode_worker_may_be_busy_after_the_records_were_read_anew():
                 answer(Busy(request_id=notice.request_id, pair=notice.pair, free_tokens=0))
 
     await inbox.start(busy)
-    peers = NoticePeers(NoticeSettings(notice_timeout_s=10.0), worker_id="g")
+    peers = NoticePeers(NoticeSettings(notice_timeout_s=LIMIT_S), worker_id="g")
     local = started(peers, view)
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         view.workers = (record("d", inbox.endpoint),)
         first = group.create_task(local.start(exchange(), Enqueue(gen=1, generated_ids=b"")))
         await first_is_asked.wait()

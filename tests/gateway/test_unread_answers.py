@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway.http_server import HttpServer
@@ -54,14 +53,19 @@ async def client_of(answers: Answers) -> AsyncIterator[socket.socket]:
     server.close()
 
 
-async def read_all(client: socket.socket, *, pause_s: float = 0.0) -> int:
-    """Number of bytes. `pause_s`: between the first reads."""
-    num_bytes = 0
-    while part := await asyncio.get_running_loop().sock_recv(client, 2**20):
-        num_bytes += len(part)
-        if num_bytes < 2**16:
-            await asyncio.sleep(pause_s)  # its length is what is tested
-    return num_bytes
+async def read_all(client: socket.socket, *, pause_s: float = 0.0) -> tuple[int, float]:
+    """Number of bytes, -1 if the server has hung up; and the longest time between two reads. `pause_s`: at first."""
+    num_bytes, longest_s = 0, 0.0
+    loop = asyncio.get_running_loop()
+    read_at = loop.time()
+    with contextlib.suppress(ConnectionResetError):
+        while part := await loop.sock_recv(client, 2**20):
+            longest_s, read_at = max(longest_s, loop.time() - read_at), loop.time()
+            num_bytes += len(part)
+            if num_bytes < 2**16:
+                await asyncio.sleep(pause_s)  # its length is what is tested
+        return num_bytes, longest_s
+    return -1, max(longest_s, loop.time() - read_at)
 
 
 async def test_a_client_that_reads_nothing_is_disconnected() -> None:
@@ -69,11 +73,14 @@ async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     async with client_of(answers) as client, asyncio.timeout(LIMIT_S):
         await answers.disconnected.wait()
 
-        with pytest.raises(ConnectionResetError):
-            await read_all(client)
+        assert (await read_all(client))[0] == -1
 
 
 async def test_a_client_that_reads_slowly_gets_everything() -> None:
-    answers = Answers()
-    async with client_of(answers) as client, asyncio.timeout(LIMIT_S):
-        assert await read_all(client, pause_s=UNREAD_S / 10) >= NUM_BYTES
+    for _ in range(5):
+        async with client_of(Answers()) as client, asyncio.timeout(LIMIT_S):
+            num_bytes, longest_s = await read_all(client, pause_s=UNREAD_S / 10)
+        if longest_s < UNREAD_S / 2:
+            break  # else this machine was so slow that the client did not read at all
+
+    assert num_bytes >= NUM_BYTES
