@@ -30,7 +30,7 @@ def test_there_are_commands_and_the_two_first_are_demo_and_test() -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_make_targets_exist(command: str) -> None:
-    done = subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stderr
 
@@ -40,7 +40,7 @@ def test_processes_take_the_flags_they_are_shown_with(command: str) -> None:
     words = shlex.split(command)
     program = [sys.executable, "-m", "pdq.cli.main"] if words[0] == "pdq" else [sys.executable]
     done = subprocess.run(
-        [*program, *words[1:], "--print-config"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [*program, *words[1:], "--print-config"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
 
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_operators_commands_take_the_words_they_are_shown_with_and_say_who_is_mi
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
 
     assert done.returncode != 0
@@ -75,7 +75,7 @@ def test_settings_files_can_be_loaded_by_every_role(text: str, role: str, tmp_pa
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
 
     assert done.returncode == 0, done.stderr

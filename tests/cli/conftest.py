@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import structlog
 
 from pdq.runtime.ports import free_port
 
-LIMIT_S = 40
+LIMIT_S = 90
+"""Of what takes the start of several processes, one after the other."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,15 @@ def processes_in(folder: Path) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue  # gone meanwhile, or not ours
+    return found
+
+
+def names_of(processes: list[psutil.Process]) -> list[str]:
+    """Of those that are still there."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.name())
     return found
 
 

@@ -18,6 +18,7 @@ from broker.redis_scale import RedisScale, UpState, Wish
 from broker.registry_settings import RegistrySettings
 from pdq.cli.main import main
 from pdq.wire.types import SamplingParams, pack_ids
+from tests.broker.stores import PATIENCE, TTL_S
 from tests.servers import RedisServer
 
 MODEL = "tiny"
@@ -39,11 +40,11 @@ class Field:
 
     @property
     def registry(self) -> RedisRegistry:
-        return RedisRegistry(self.calls, MODEL, RegistrySettings())
+        return RedisRegistry(self.calls, MODEL, RegistrySettings(registry_ttl_s=TTL_S))
 
     @property
     def scale(self) -> RedisScale:
-        return RedisScale(self.calls, MODEL, RegistrySettings())
+        return RedisScale(self.calls, MODEL, RegistrySettings(registry_ttl_s=TTL_S))
 
     async def run(self, *argv: str) -> int:
         """The command, in a thread, so that this loop goes on."""
@@ -52,7 +53,7 @@ class Field:
     async def beat_all(self) -> None:
         """Once; who was asked to drain is noted and leaves, as a worker without work does."""
         for record in list(self.records):
-            if await self.registry.heartbeat(record):
+            if await lasting_heartbeat(self.calls, self.registry, record):
                 self.drained.append(record.worker_id)
                 self.records.remove(record)
                 await self.registry.remove(record.worker_id)
@@ -79,7 +80,7 @@ class Field:
 @contextlib.asynccontextmanager
 async def field_of(server: RedisServer, *, beats: bool = True, **values: Any) -> AsyncIterator[Field]:
     """Beats every 50 ms until left."""
-    made = Field(calls=RedisCalls(RedisSettings(redis=server.url)), url=server.url, **values)
+    made = Field(calls=RedisCalls(RedisSettings(redis=server.url, **PATIENCE)), url=server.url, **values)
 
     async def beat() -> None:
         while True:
@@ -97,6 +98,14 @@ async def field_of(server: RedisServer, *, beats: bool = True, **values: Any) ->
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await made.calls.close()
+
+
+async def lasting_heartbeat(calls: RedisCalls, registry: RedisRegistry, record: WorkerRecord) -> bool:
+    """The process counts as alive for TTL_S after it, however late its next one is. True: it is asked to drain."""
+    shall_drain = await registry.heartbeat(record)
+    seconds, _ = await calls.call("TIME")
+    await calls.call("ZADD", registry.keys.workers, round((int(seconds) + TTL_S) * 1000), record.worker_id)
+    return shall_drain
 
 
 def worker(worker_id: str, **values: Any) -> WorkerRecord:

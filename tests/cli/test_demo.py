@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,15 @@ def test_a_failed_question_is_told_and_leaves_nothing(roles: Path, port: int, qu
 def test_a_demo_that_does_not_get_ready_shows_the_logs_and_leaves_nothing(roles: Path, port: int) -> None:
     (roles / "gateway" / "__main__.py").write_text("print('not today', flush=True)\nimport time; time.sleep(1000)\n")
 
-    done = demo(port, "--ready-timeout-s", "2", "--stop-grace-s", "5")
+    for limit_s in ("2", "30"):  # within the shorter one a busy machine may not have started it yet
+        done = demo(port, "--ready-timeout-s", limit_s, "--stop-grace-s", "5")
 
-    assert done.returncode == 2
-    assert "not ready after 2 s" in done.stderr
-    assert "not today" in done.stderr
-    assert_nothing_left(roles)
+        assert done.returncode == 2
+        assert f"not ready after {limit_s} s" in done.stderr
+        assert_nothing_left(roles)
+        if "not today" in done.stderr:
+            return
+    raise AssertionError(done.stderr)
 
 
 def test_keep_leaves_everything_up_until_ctrl_c(roles: Path, port: int) -> None:
@@ -77,7 +81,9 @@ def test_keep_leaves_everything_up_until_ctrl_c(roles: Path, port: int) -> None:
             lines.append(line)
             if "pdq status" in line:
                 break
-        assert is_ready(f"http://127.0.0.1:{port}")
+        give_up_at = time.monotonic() + LIMIT_S
+        while not is_ready(f"http://127.0.0.1:{port}"):  # it is, but may not have answered in time
+            assert time.monotonic() < give_up_at
         body = next(line for line in lines if line.startswith("    -d "))
         assert json.loads(body.strip()[4:-1])["model"] == "sim"
         process.send_signal(signal.SIGINT)

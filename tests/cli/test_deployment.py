@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from pdq.cli.redis_server import server_command, wait_until_serving
-from tests.cli.conftest import LIMIT_S, assert_nothing_left, processes_in
+from tests.cli.conftest import LIMIT_S, assert_nothing_left, names_of, processes_in
+from tests.servers import free_port
 
 UP = [sys.executable, "-c", "import sys; from pdq.cli.main import main; sys.exit(main())", "up", "--engine", "sim"]
 
@@ -79,20 +81,24 @@ def test_up_starts_everything_and_sigterm_stops_gateway_then_workers_then_redis(
 def test_nothing_is_left_when_up_itself_is_killed(roles: Path, port: int) -> None:
     with up(port) as process:
         read_until(process, "ready")
+        until_started(roles, "prefill-1", "decode-1")
         assert len(processes_in(roles)) >= 4
         process.kill()
         process.wait(LIMIT_S)
 
-        roles_left = [p for p in processes_in(roles) if p.name() != "sleep"]  # a real engine dies with its worker
-        _, alive = psutil.wait_procs(roles_left, timeout=LIMIT_S)
-        assert alive == []
+        deadline = time.monotonic() + LIMIT_S
+        while left := [name for name in names_of(processes_in(roles)) if name != "sleep"]:  # a real engine dies, too
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
     for engine in processes_in(roles):
-        engine.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine.kill()
 
 
 def test_a_second_signal_kills_workers_that_do_not_stop(roles: Path, port: int) -> None:
     with up(port, FAKE_WORKER="deaf") as process:
         read_until(process, "ready")
+        until_started(roles, "prefill-1", "decode-1")  # they are deaf from then on
         process.send_signal(signal.SIGINT)
         read_until(process, "decode-1    stopping")
         process.send_signal(signal.SIGINT)
@@ -140,7 +146,7 @@ def test_a_taken_port_is_refused_before_anything_starts(roles: Path) -> None:
 def test_a_second_up_in_the_same_folder_is_refused(roles: Path, port: int) -> None:
     with up(port) as first:
         read_until(first, "ready")
-        with up(port + 1) as second:
+        with up(free_port()) as second:
             printed, _ = second.communicate(timeout=LIMIT_S)
 
         assert second.returncode == 2

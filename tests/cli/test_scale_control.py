@@ -24,7 +24,9 @@ from pdq.cli.fleet import Fleet
 from pdq.cli.run_folder import RunFolder
 from pdq.cli.scale_control import ScaleControl
 from pdq.runtime.ids import host_name
+from tests.broker.stores import PATIENCE, TTL_S
 from tests.cli.conftest import LIMIT_S
+from tests.cli.operators import lasting_heartbeat
 from tests.servers import RedisServer
 
 ROW = "here:/run"
@@ -45,9 +47,9 @@ class Up:
             on_cannot_start=lambda child: self.control.on_cannot_start(child),
         )
         self.late_command = WORKER
-        self.calls = RedisCalls(RedisSettings(redis=server.url))
+        self.calls = RedisCalls(RedisSettings(redis=server.url, **PATIENCE))
         self.scale = RedisScale(self.calls, "m", RegistrySettings())
-        self.registry = RedisRegistry(self.calls, "m", RegistrySettings())
+        self.registry = RedisRegistry(self.calls, "m", RegistrySettings(registry_ttl_s=TTL_S))
         self.control = ScaleControl(
             self.fleet,
             redis_url=server.url,
@@ -76,7 +78,7 @@ class Up:
         assert await self.scale.ask(row, dataclasses.replace(row.wish, **numbers)) is not None
 
     async def join(self, name: str) -> WorkerRecord:
-        """As the worker does, and keeps beating in the test's stead as long as the record lives (3 s)."""
+        """As the worker does."""
         role, pid = name.partition("-")[0], self.child(name).pid
         record = WorkerRecord(
             worker_id=f"{role}-{host_name()}-{pid}-ab",
@@ -86,8 +88,12 @@ class Up:
             model="m",
             fingerprint="",
         )
-        await self.registry.heartbeat(record)
+        await self.beat(record)
         return record
+
+    async def beat(self, record: WorkerRecord) -> bool:
+        """In the worker's stead, for TTL_S. True: it is asked to drain."""
+        return await lasting_heartbeat(self.calls, self.registry, record)
 
     async def until_running(self, *names: str) -> None:
         async def is_so() -> bool:
@@ -141,10 +147,10 @@ async def test_fewer_the_newest_is_asked_through_the_registry_and_not_signalled(
         oldest, newest = [await up.join(name) for name in ("prefill-1", "prefill-2")]
         await up.ask(prefill=1)
 
-        await until(lambda: up.registry.heartbeat(newest))
+        await until(lambda: up.beat(newest))
         pid = up.child("prefill-2").pid
 
-        assert not await up.registry.heartbeat(oldest)
+        assert not await up.beat(oldest)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)  # as it ends by itself
 
@@ -176,7 +182,7 @@ async def test_a_worker_drained_by_an_operator_is_not_started_again_and_nobody_e
 
         await up.until_running("prefill-2", "prefill-3")
         for record in records[1:]:
-            assert not await up.registry.heartbeat(record)
+            assert not await up.beat(record)
         assert (await up.row()).wish == Wish(prefill=2, decode=0)
 
 
@@ -199,7 +205,7 @@ async def test_a_worker_that_left_the_registry_but_runs_on_is_the_one_that_goes(
             return up.child("prefill-1").is_leaving
 
         await until(is_leaving)
-        assert not await up.registry.heartbeat(other)
+        assert not await up.beat(other)
         up.fleet.kill()  # nobody here would end by itself
 
 
@@ -219,12 +225,13 @@ async def test_a_killed_worker_comes_back_but_not_when_fewer_are_wanted(
         await up.ask(prefill=1)
         os.kill(first.pid, signal.SIGKILL)
 
-        async def one_is_left() -> bool:
-            return len(up.names()) == len(up.fleet.children) == 1
+        async def the_right_one_is_left() -> bool:
+            if not len(names := up.names()) == len(up.fleet.children) == 1:
+                return False
+            return up.child(names[0]).restarts == (0 if names == ["prefill-2"] else 2)
 
         # The wish or the death may be seen first. Then the second one was told to leave, and the first one is back.
-        await until(one_is_left, what=lambda: f"one; there are {up.names()}")
-        assert up.child(up.names()[0]).restarts == (0 if up.names() == ["prefill-2"] else 2)
+        await until(the_right_one_is_left, what=lambda: f"one; there are {up.names()}")
 
 
 async def test_one_that_can_not_start_is_given_up_and_the_others_stay(

@@ -18,7 +18,9 @@ from pdq.cli.main import main
 from pdq.cli.redis_server import server_command, wait_until_serving
 from pdq.cli.run_folder import RunFolder
 from pdq.wire.types import SamplingParams, pack_ids
+from tests.broker.stores import PATIENCE, TTL_S
 from tests.cli.conftest import LIMIT_S
+from tests.cli.operators import lasting_heartbeat
 
 P = "prefill-host-1-abc"
 
@@ -36,7 +38,7 @@ def redis_url(tmp_path: Path, port: int) -> Iterator[str]:
 
 async def fill(url: str) -> None:
     """A prefill worker that has one of two jobs."""
-    calls = RedisCalls(RedisSettings(redis=url), client_name="test")
+    calls = RedisCalls(RedisSettings(redis=url, **PATIENCE), client_name="test")
     await calls.start()
     queue = RedisPrefillQueue(calls, "tiny", QueueSettings())
     try:
@@ -51,7 +53,7 @@ async def fill(url: str) -> None:
             free_blocks=900,
             running=1,
         )
-        await RedisRegistry(calls, "tiny", RegistrySettings()).heartbeat(record)
+        await lasting_heartbeat(calls, RedisRegistry(calls, "tiny", RegistrySettings(registry_ttl_s=TTL_S)), record)
         for name in ("first", "second"):
             job = PrefillJob(
                 request_id=name,

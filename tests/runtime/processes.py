@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LIMIT_S = 20
+LIMIT_S = 90
 
 
 @contextmanager

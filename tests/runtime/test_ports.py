@@ -9,6 +9,7 @@ from prometheus_client import Counter
 from pdq.runtime.errors import PortTaken
 from pdq.runtime.metrics import MetricsListener, new_registry
 from pdq.runtime.ports import FixedPort, check_port, check_ports
+from tests.servers import free_port
 
 
 def listening() -> socket.socket:
@@ -30,8 +31,7 @@ def test_a_taken_port_is_named_with_its_setting_and_its_holder() -> None:
 
 
 def test_a_free_port_can_still_be_bound_after_the_check() -> None:
-    with listening() as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     check_port(FixedPort(host="127.0.0.1", port=port, setting="--http-port"))
 
@@ -40,8 +40,7 @@ def test_a_free_port_can_still_be_bound_after_the_check() -> None:
 
 
 def test_a_port_that_two_settings_of_one_process_want_is_named_with_both() -> None:
-    with listening() as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     with pytest.raises(PortTaken, match=rf"port {port} on 127.0.0.1 \(--inbox-port\) is this process's --http-port"):
         check_ports(FixedPort(host="127.0.0.1", port=port, setting=name) for name in ("--http-port", "--inbox-port"))
@@ -64,11 +63,10 @@ def test_port_0_is_fine_on_an_address_of_this_machine_and_another_address_is_nam
 def test_the_metrics_listener_serves_its_registry_and_port_0_means_none() -> None:
     registry = new_registry()
     Counter("jobs", "Jobs.", registry=registry).inc()
-    with listening() as server:
-        port = server.getsockname()[1]
+    port = free_port()
     listener = MetricsListener(registry, host="127.0.0.1", port=port)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             answer = b"".join(iter(lambda: client.recv(65536), b""))
     finally:
