@@ -52,7 +52,7 @@ class FaultyTransport:
     def read(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         self.calls.append("read")
         self.reading.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if self.fail_reads:
             self.fail_reads -= 1
             self.inner.read(peer, local[:1], remote[:1], lengths[:1])
@@ -67,7 +67,7 @@ class FaultyTransport:
     def write(self, peer: str, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> None:
         self.calls.append("write")
         self.writing.set()
-        assert self.write_gate.wait(20)
+        assert self.write_gate.wait(60)
         threading.Event().wait(self.slow_s)
         if self.fail_writes:
             self.fail_writes -= 1

@@ -6,7 +6,7 @@ import json
 import sys
 
 from connector.mooncake import MooncakeTransport
-from tests.connector.worlds import QUICK, World
+from tests.connector.worlds import PATIENT, World
 
 NUM_BLOCKS = 64
 BLOCK_BYTES = 4 * 2**20
@@ -17,7 +17,7 @@ def main() -> None:
         "p",
         MooncakeTransport(),
         role="producer",
-        settings=QUICK,
+        settings=PATIENT,
         num_blocks=NUM_BLOCKS,
         block_bytes=BLOCK_BYTES,
     )

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from connector.mooncake import MooncakeTransport
 from connector.throttled_transport import ThrottledTransport
-from tests.connector.worlds import QUICK, World
+from tests.connector.worlds import PATIENT, World
 
 NUM_BLOCKS = 64
 BLOCK_BYTES = 4 * 2**20
 NUM_LAYERS = 4
-SETTINGS = replace(QUICK, kv_wait_s=30.0)
+SETTINGS = PATIENT
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from connector.tp_plan import heads_of
 from connector.worker_half import WorkerHalf
 from pdq.wire.types import KvSource
 from tests.connector.faulty import FaultyTransport
-from tests.connector.worlds import BLOCK_SIZE, FIRST, QUICK, Memory
+from tests.connector.worlds import BLOCK_SIZE, FIRST, PATIENT, Memory
 
 CELL = 64
 LAYERS = 3
@@ -68,7 +68,7 @@ class Ranks:
         *,
         role: str,
         num_kv_heads: int,
-        settings: ConnectorSettings = QUICK,
+        settings: ConnectorSettings = PATIENT,
         num_blocks: int = 32,
     ) -> None:
         self.transports = transports
@@ -162,7 +162,7 @@ class Ranks:
         self.sent += waited_for.finished_sending
         self.received += waited_for.finished_recving
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = 30.0) -> None:
         """Steps whenever there is news, until the condition holds."""
         deadline = time.monotonic() + limit_s
         while not condition():

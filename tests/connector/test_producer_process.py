@@ -16,7 +16,7 @@ import pytest
 
 from connector.mooncake import MooncakeTransport
 from tests.connector.producer_process import BLOCK_BYTES, NUM_BLOCKS
-from tests.connector.worlds import QUICK, World
+from tests.connector.worlds import PATIENT, World
 
 NUM_TOKENS = NUM_BLOCKS * 16
 IDS = list(range(NUM_BLOCKS))
@@ -34,7 +34,7 @@ class HaltingTransport(MooncakeTransport):
         super().read(peer, local, remote, lengths)
         if not self.after_first.is_set():
             self.after_first.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def producer() -> Iterator[tuple[subprocess.Popen[str], dict[str, object]]]:
 @pytest.fixture
 def consumer() -> Iterator[tuple[World, HaltingTransport]]:
     transport = HaltingTransport(timeout_s=5)
-    settings = replace(QUICK, kv_batch_bytes=2 * BLOCK_BYTES, kv_wait_s=20.0)
+    settings = replace(PATIENT, kv_batch_bytes=2 * BLOCK_BYTES)
     world = World("d", transport, role="consumer", settings=settings, num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES)
     yield world, transport
     transport.go_on.set()
@@ -71,7 +71,7 @@ def test_the_bytes_of_another_process_arrive(producer, consumer):
     d.admit("d1", params, NUM_TOKENS)
     d.load("d1", IDS[::-1], NUM_TOKENS)
 
-    d.until(lambda: bool(d.received), limit_s=20)
+    d.until(lambda: bool(d.received), limit_s=60)
 
     assert not d.failed
     assert all(d.memory.block(block_id)[::4096] == bytes([NUM_BLOCKS - block_id]) * 1024 for block_id in IDS)
@@ -81,12 +81,12 @@ def test_a_p_killed_while_d_reads_fails_the_load_in_seconds_behind_a_fence(produ
     (process, params), (d, transport) = producer, consumer
     d.admit("d1", params, NUM_TOKENS)
     d.load("d1", IDS, NUM_TOKENS)
-    assert transport.after_first.wait(20)
+    assert transport.after_first.wait(60)
 
     process.kill()
     process.wait()
     transport.go_on.set()
-    d.until(lambda: bool(d.received), limit_s=20)
+    d.until(lambda: bool(d.received), limit_s=60)
 
     assert "read failed" in d.failed["d1"]
     assert transport.generation >= 1
@@ -96,11 +96,11 @@ def test_a_p_stopped_while_d_reads_writes_nothing_after_the_report(producer, con
     (process, params), (d, transport) = producer, consumer
     d.admit("d1", params, NUM_TOKENS)
     d.load("d1", IDS, NUM_TOKENS)
-    assert transport.after_first.wait(20)
+    assert transport.after_first.wait(60)
 
     os.kill(process.pid, signal.SIGSTOP)
     transport.go_on.set()
-    d.until(lambda: bool(d.received), limit_s=30)
+    d.until(lambda: bool(d.received), limit_s=60)
     for block_id in IDS:
         d.memory.fill(block_id, b"\xee" * BLOCK_BYTES)  # they belong to another request now
     os.kill(process.pid, signal.SIGCONT)

@@ -13,10 +13,10 @@ def pair_of_worlds(world: MakeWorld) -> tuple[World, World]:
     return world("p", role="producer", num_layers=4), world("d", role="consumer", num_layers=4)
 
 
-def settle(p: World, d: World, limit_s: float = 10.0) -> None:
+def settle(p: World, d: World) -> None:
     """Until D has its report and P its own."""
-    d.until(lambda: bool(d.received), limit_s)
-    p.until(lambda: bool(p.sent), limit_s)
+    d.until(lambda: bool(d.received))
+    p.until(lambda: bool(p.sent))
 
 
 @pytest.mark.parametrize("chunk", [1000, 16, 20, 7], ids=["whole", "blocks", "unaligned", "less than a block"])
@@ -149,7 +149,7 @@ def test_a_reader_aborted_while_it_waits_for_blocks_frees_p(pair_of_worlds):
     d.scheduler.on_new_request("d1", params, 32)
     d.scheduler.request_finished("d1", [], "aborted")
 
-    p.until(lambda: p.sent == [sent], limit_s=2)
+    p.until(lambda: p.sent == [sent])
 
 
 def test_a_reader_aborted_while_it_receives_is_reported_once_and_frees_p(pair_of_worlds):
@@ -173,7 +173,7 @@ def test_a_released_push_ends_and_fails_its_reader(pair_of_worlds):
     sent, _ = p.push("r1", [1, 2], 32)
 
     p.scheduler.release(sent)
-    p.until(lambda: p.sent == [sent], limit_s=2)
+    p.until(lambda: p.sent == [sent])
     d.receive("d1", p.source, "r1", [10, 11], 32)
     d.until(lambda: bool(d.received))
 
@@ -193,9 +193,9 @@ def test_a_push_of_other_length_than_expected_is_refused(pair_of_worlds):
 def test_a_prefill_that_p_never_begins_fails_its_reader(world: MakeWorld):
     from dataclasses import replace
 
-    from tests.connector.worlds import QUICK
+    from tests.connector.worlds import PATIENT
 
-    p = world("p", role="producer", settings=replace(QUICK, kv_wait_s=1.0))
+    p = world("p", role="producer", settings=replace(PATIENT, kv_wait_s=1.0))
     d = world("d", role="consumer")
     d.receive("d1", p.source, "r1", [10, 11], 32)
 

@@ -45,7 +45,7 @@ class Peer:
         )
 
     def ask(self, message: Request) -> SideMessage:
-        return self.link.request(message, ref=id(message) % 2**31, timeout_s=2.0, tries=1)
+        return self.link.request(message, ref=id(message) % 2**31, timeout_s=30.0, tries=1)
 
 
 @pytest.fixture

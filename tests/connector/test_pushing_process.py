@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -44,14 +45,14 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.fixture(params=[0.2])
+@pytest.fixture(params=[replace(SETTINGS, kv_answer_s=0.2, kv_answer_tries=25, kv_lease_s=6.0)])
 def consumer(request: pytest.FixtureRequest) -> Iterator[tuple[World, MooncakeTransport]]:
     transport = MooncakeTransport(timeout_s=5)
     world = World(
         "d",
         transport,
         role="consumer",
-        settings=replace(SETTINGS, kv_answer_s=request.param),
+        settings=request.param,
         num_blocks=NUM_BLOCKS,
         block_bytes=BLOCK_BYTES,
         num_layers=NUM_LAYERS,
@@ -75,7 +76,8 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 def until_some_bytes_came(d: World, block_id: int) -> None:
-    for _ in range(2000):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         if d.memory.block(block_id)[0]:
             return
         d.progress.wait(0.005)
@@ -83,13 +85,13 @@ def until_some_bytes_came(d: World, block_id: int) -> None:
     raise AssertionError("nothing came")
 
 
-@pytest.mark.parametrize("consumer", [5.0], indirect=True)  # a busy machine is no reason to give up here
+@pytest.mark.parametrize("consumer", [SETTINGS], indirect=True)  # a busy machine is no reason to give up here
 def test_the_bytes_of_another_process_arrive(start: Start, consumer):
     (process, source), (d, _) = start(0), consumer
     d.receive("d1", source, "r1", IDS[::-1], NUM_TOKENS)
     go(process)
 
-    d.until(lambda: bool(d.received), limit_s=20)
+    d.until(lambda: bool(d.received), limit_s=60)
     line_with(process, "SENT")
 
     assert not d.failed
@@ -98,27 +100,27 @@ def test_the_bytes_of_another_process_arrive(start: Start, consumer):
 
 
 def test_a_p_killed_while_it_writes_fails_the_receive_in_seconds_behind_a_fence(start: Start, consumer):
-    (process, source), (d, transport) = start(2), consumer
+    (process, source), (d, transport) = start(0.3), consumer
     d.receive("d1", source, "r1", IDS, NUM_TOKENS)
     go(process)
     until_some_bytes_came(d, 0)
 
     process.kill()
     process.wait()
-    d.until(lambda: bool(d.received), limit_s=30)
+    d.until(lambda: bool(d.received), limit_s=60)
 
     assert "P has not answered" in d.failed["d1"]
     assert transport.generation == 1
 
 
 def test_a_p_stopped_while_it_writes_writes_no_foreign_byte_when_it_wakes_up(start: Start, consumer):
-    (process, source), (d, transport) = start(2), consumer
+    (process, source), (d, transport) = start(0.3), consumer
     d.receive("d1", source, "r1", IDS, NUM_TOKENS)
     go(process)
     until_some_bytes_came(d, 0)
 
     os.kill(process.pid, signal.SIGSTOP)
-    d.until(lambda: bool(d.received), limit_s=20)
+    d.until(lambda: bool(d.received), limit_s=60)
     assert transport.generation == 1
     for block_id in IDS:
         d.memory.fill(block_id, b"\xee" * BLOCK_BYTES)  # they belong to another request now
@@ -139,7 +141,7 @@ def test_the_same_p_serves_again_after_it_was_stopped(start: Start, consumer):
 
     os.kill(process.pid, signal.SIGSTOP)
     d.scheduler.request_finished("d1", IDS, "aborted")
-    d.until(lambda: bool(d.received), limit_s=20)
+    d.until(lambda: bool(d.received), limit_s=60)
     for block_id in IDS:
         d.memory.fill(block_id, b"\xee" * BLOCK_BYTES)
     os.kill(process.pid, signal.SIGCONT)

@@ -9,7 +9,7 @@ import pytest
 
 from connector.memory_transport import MemoryFabric, MemoryTransport
 from tests.connector.faulty import FaultyTransport
-from tests.connector.worlds import QUICK, World, close_all
+from tests.connector.worlds import PATIENT, World, close_all
 
 Pair = tuple[World, World, FaultyTransport]
 
@@ -20,7 +20,7 @@ def pair() -> Iterator[Pair]:
     fabric = MemoryFabric()
     faults = FaultyTransport(MemoryTransport(fabric))
     p = World("p", MemoryTransport(fabric), role="producer")
-    d = World("d", faults, role="both")
+    d = World("d", faults, role="both", settings=replace(PATIENT, kv_hold_s=0.5))
     begin(p, d, "first", 1, 8)
     d.until(lambda: d.received == ["first"])
     assert faults.calls == ["read"]
@@ -91,7 +91,7 @@ def test_one_that_takes_long_goes_to_the_reading_thread_and_the_io_thread_goes_o
     p, d, faults = pair
     faults.gate.clear()
     begin(p, d, "slow", 2, 9)
-    assert faults.reading.wait(10)
+    assert faults.reading.wait(30)
 
     held, params = d.prefill("d's own", [20], num_tokens=16)  # nobody comes: its hold ends while the read hangs
     d.until(lambda: held in d.sent)
@@ -120,7 +120,7 @@ def test_one_that_was_begun_before_a_fence_is_read_anew(pair: Pair):
     p, d, faults = pair
     faults.gate.clear()
     begin(p, d, "r2", 2, 9)
-    assert faults.reading.wait(10)
+    assert faults.reading.wait(30)
     begin(p, d, "r3", 3, 10)
     faults.fail_reads = 1
     faults.gate.set()
@@ -137,7 +137,7 @@ def test_an_aborted_one_is_reported_only_after_its_end(pair: Pair, settle: Calla
     p, d, faults = pair
     faults.gate.clear()
     sent = begin(p, d, "r", 2, 9)
-    assert faults.reading.wait(10)
+    assert faults.reading.wait(30)
     settle(d)
 
     d.scheduler.request_finished("r", [9], "aborted")
@@ -156,15 +156,14 @@ def test_an_aborted_one_is_reported_only_after_its_end(pair: Pair, settle: Calla
 def test_one_that_meets_a_write_under_way_goes_to_the_reading_thread_and_the_io_thread_goes_on():
     fabric = MemoryFabric()
     faults = FaultyTransport(MemoryTransport(fabric))
-    patient = replace(QUICK, kv_lease_s=60.0, kv_hold_s=60.0, kv_wait_s=60.0, kv_answer_tries=200)
-    p = World("p", MemoryTransport(fabric), role="both", settings=patient)
-    d = World("d", faults, role="both", settings=replace(patient, kv_hold_s=0.5))
+    p = World("p", MemoryTransport(fabric), role="both")
+    d = World("d", faults, role="both", settings=replace(PATIENT, kv_hold_s=0.5))
     begin(p, d, "first", 1, 8)
     d.until(lambda: d.received == ["first"])
     faults.write_gate.clear()
     p.receive("pushed", d.source, "push", [30], 16)
     _, written = d.push("push", [40], 16)
-    assert faults.writing.wait(10)
+    assert faults.writing.wait(30)
 
     begin(p, d, "r", 2, 9)
     held, _ = d.prefill("d's own", [20], num_tokens=16)  # nobody comes: its hold ends while the write hangs

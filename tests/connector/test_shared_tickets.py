@@ -16,7 +16,7 @@ from connector.side_channel import Done, Hello
 from connector.step import Expect, Load, Push, Receive, StepMeta, StopPush
 from connector.transfers import USED_TWICE, Outcome
 from pdq.wire.types import KvSource, KvTicket, Pair, pack_ids
-from tests.connector.worlds import QUICK
+from tests.connector.worlds import PATIENT
 
 PAIR = Pair(gen=1, attempt=1)
 HELLO = Hello(epoch="", consumer="here-1", rank=0, tp_size=1, fingerprint="a=1")
@@ -94,7 +94,7 @@ def test_others_may_once_no_late_message_can_come(request_):
 
 
 def test_a_load_with_the_ticket_of_another_is_reported_at_once_and_the_other_as_usual():
-    loads = Loads(QUICK, hello=HELLO, regions=[])
+    loads = Loads(PATIENT, hello=HELLO, regions=[])
 
     def start(name: str) -> None:
         load = Load(engine_request_id=name, ticket=ticket(), block_ids=(1,), first_block=0)
@@ -118,7 +118,7 @@ def test_a_load_with_the_ticket_of_another_is_reported_at_once_and_the_other_as_
 
 
 def test_a_reception_with_the_ticket_of_another_is_reported_at_once_also_after_the_others_end():
-    receptions = Receptions(QUICK, hello=HELLO, transport_at=lambda: ("here", 0))
+    receptions = Receptions(PATIENT, hello=HELLO, transport_at=lambda: ("here", 0))
 
     def start(name: str) -> None:
         receive = Receive(engine_request_id=name, transfer_id="r", pair=PAIR, source=SOURCE, num_tokens=16)
@@ -170,7 +170,7 @@ def test_a_prefill_with_the_ticket_of_another_is_freed_at_its_end_and_the_other_
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["at once", "after the first one's end"])
 def test_a_push_with_the_ticket_of_another_is_reported_at_its_end_and_the_other_as_usual(is_over: bool):
-    pushes = Pushes(QUICK, hello=HELLO, regions=[])
+    pushes = Pushes(PATIENT, hello=HELLO, regions=[])
 
     def expect(name: str) -> None:
         pushes.expect(Push(engine_request_id=name, transfer_id="r", pair=PAIR, num_tokens=16, block_size=16), 0.0)

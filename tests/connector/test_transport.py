@@ -139,7 +139,7 @@ def test_no_port_of_a_fenced_mooncake_engine_is_listened_on_again():
     environ = {**os.environ, "MC_MIN_RPC_PORT": "16500", "MC_MAX_RPC_PORT": "16700"}  # chance would soon repeat one
 
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.connector.fencing_process"], env=environ, capture_output=True, timeout=30
+        [sys.executable, "-m", "tests.connector.fencing_process"], env=environ, capture_output=True, timeout=100
     )
 
     assert ended.returncode == 0, ended.stderr.decode()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from connector.layout import KvRegion
 from connector.params import PullProducer, PushConsumer, PushProducer, params_of
@@ -21,7 +22,14 @@ from pdq.wire.types import KvSource, Pair
 FINGERPRINT = "model=tiny dtype=float32 block_size=16"
 BLOCK_SIZE = 16
 FIRST = Pair(gen=1, attempt=1)
-QUICK = ConnectorSettings(kv_lease_s=2.0, kv_hold_s=2.5, kv_wait_s=5.0, kv_answer_s=0.1, kv_answer_tries=5)
+PATIENT = ConnectorSettings(
+    kv_lease_s=90.0, kv_hold_s=90.0, kv_wait_s=90.0, kv_answer_s=0.1, kv_answer_tries=600, kv_preempt_wait_s=60.0
+)
+"""No time runs out within `until`: what comes, comes by itself, and a busy machine counts for nobody's death."""
+SHORT_LEASES = replace(PATIENT, kv_lease_s=5.0, kv_hold_s=6.0, kv_answer_tries=40)
+"""For what is to outlive a hold and a lease, kept by renewals."""
+SOON_ALONE = replace(PATIENT, kv_answer_tries=5)
+"""For whoever is to find out that a peer is gone."""
 
 
 class Memory:
@@ -85,7 +93,7 @@ class World:
         transport: Transport,
         *,
         role: str,
-        settings: ConnectorSettings = QUICK,
+        settings: ConnectorSettings = PATIENT,
         num_blocks: int = 64,
         block_bytes: int = 1024,
         num_layers: int = 1,

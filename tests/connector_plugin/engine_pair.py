@@ -16,7 +16,7 @@ from typing import Any
 from connector.params import PullProducer, PushConsumer, PushProducer, params_of
 from connector.vllm_plugin.news import joined_news
 from pdq.wire.types import KvSource, Pair
-from tests.connector_plugin.pairs import free_port
+from tests.servers import free_port
 from tests.vllm.reference import BLOCK_SIZE, MAX_TOKENS
 
 START_S = 400
@@ -27,7 +27,7 @@ class EnginePair:
     """Commands to the process of `vllm_pair`, whose answers are futures."""
 
     def __init__(self, model_dir: Path) -> None:
-        self.ports = {"a": free_port(1), "b": free_port(1)}
+        self.ports = {"a": free_port(), "b": free_port()}
         command = [sys.executable, "-m", "tests.connector_plugin.vllm_pair", str(model_dir)]
         self._process = subprocess.Popen(
             [*command, *map(str, self.ports.values())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,17 +15,20 @@ from pdq.wire.types import KvSource, Pair
 from tests.connector_plugin.fake_engine import BLOCK_SIZE, FakeEngine
 from tests.connector_plugin.fake_pool import next_token
 from tests.connector_plugin.fake_scheduler import Request, Status
+from tests.servers import free_ports
 
-QUICK: dict[str, Any] = {
-    "kv_lease_s": 1.0,
-    "kv_hold_s": 1.5,
-    "kv_wait_s": 3.0,
-    "kv_push_wait_s": 6.0,
+PATIENT: dict[str, Any] = {
+    "kv_lease_s": 90.0,
+    "kv_hold_s": 90.0,
+    "kv_wait_s": 90.0,
+    "kv_push_wait_s": 90.0,
+    "kv_preempt_wait_s": 60.0,
     "kv_answer_s": 0.05,
-    "kv_answer_tries": 8,
+    "kv_answer_tries": 1200,
     "kv_release_delay_s": 0.0,
 }
-LIMIT_S = 20.0
+"""Of both connectors: no time runs out before LIMIT_S does, so that a busy machine counts for nobody's death."""
+LIMIT_S = 50.0
 FIRST = Pair(gen=1, attempt=1)
 
 
@@ -40,7 +42,7 @@ class Engines:
         made = []
         for name, role, tp_size in (("p", "kv_producer", tp_sizes[0]), ("d", "kv_consumer", tp_sizes[1])):
             own = {key[2:]: value for key, value in options.items() if key.startswith(f"{name}_")}
-            values = {"settings": QUICK, "role": role, "port": free_port(tp_size), "tp_size": tp_size} | both | own
+            values = {"settings": PATIENT, "role": role, "port": free_ports(tp_size), "tp_size": tp_size} | both | own
             made.append(FakeEngine(plugin, self.fabric, **values))
         self.p, self.d = made
         self._numbers = itertools.count(1)
@@ -147,18 +149,3 @@ def continuation(ids: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         grown.append(next_token(grown))
     return grown[len(ids) :]
-
-
-def free_port(num_ports: int) -> int:
-    """The first of so many that are free now."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        try:
-            for offset in range(num_ports):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + offset))
-            return port
-        except OSError:
-            continue

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.connector_plugin.pairs import QUICK, Engines, continuation, engines
+from tests.connector_plugin.pairs import PATIENT, Engines, continuation, engines
 
 PROMPT = list(range(100, 130))
 push_or_pull = pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
@@ -22,6 +22,7 @@ def test_d_is_aborted_before_it_was_scheduled(plugin: ModuleType, push: bool) ->
     with engines(plugin) as pair:
         if push:
             pair.prefill("a", PROMPT, push=True)
+            pair.p.turn()  # a push that is cancelled before P has begun it waits for another reader
         else:
             prefilled(pair)
         pair.decode("a", PROMPT, push=push)
@@ -38,6 +39,7 @@ def test_d_refuses_a_request_before_it_reaches_the_engine(plugin: ModuleType, pu
     with engines(plugin) as pair:
         if push:
             pair.prefill("a", PROMPT, push=True)
+            pair.p.turn()  # a push that is cancelled before P has begun it waits for another reader
         else:
             prefilled(pair)
         pair.decode("a", [0], push=push, abort_immediately=True)
@@ -195,7 +197,7 @@ def test_a_finished_prefill_is_released(plugin: ModuleType) -> None:
 
 
 def test_a_prefill_that_nobody_reads_is_freed_when_its_time_is_over(plugin: ModuleType) -> None:
-    with engines(plugin, p_settings=QUICK | {"kv_hold_s": 0.2}) as pair:
+    with engines(plugin, p_settings=PATIENT | {"kv_hold_s": 0.2}) as pair:
         prefilled(pair)
         pair.run_until_idle()
 

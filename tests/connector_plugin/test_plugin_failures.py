@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.connector_plugin.fake_vllm import KVConnectorOutput
-from tests.connector_plugin.pairs import QUICK, Engines, continuation, engines
+from tests.connector_plugin.pairs import PATIENT, Engines, continuation, engines
 
 PROMPT = list(range(100, 130))
 push_or_pull = pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
@@ -53,9 +53,12 @@ def test_a_read_fails(plugin: ModuleType, recompute: bool, tp_sizes: tuple[int, 
         check_end(pair, recompute)
 
 
+NOT_BEGUN = {"kv_wait_s": 0.5, "kv_answer_tries": 8}
+
+
 @both_policies
 def test_p_never_begins(plugin: ModuleType, recompute: bool) -> None:
-    with engines(plugin, recompute=recompute, p_settings=QUICK | {"kv_wait_s": 0.5}) as pair:
+    with engines(plugin, recompute=recompute, p_settings=PATIENT | NOT_BEGUN) as pair:
         pair.decode("a", PROMPT, push=True)
         pair.run_until_idle()
 
@@ -65,7 +68,7 @@ def test_p_never_begins(plugin: ModuleType, recompute: bool) -> None:
 @both_policies
 @push_or_pull
 def test_p_is_gone(plugin: ModuleType, recompute: bool, push: bool) -> None:
-    settings = QUICK | {"kv_lease_s": 0.6, "kv_wait_s": 0.9, "kv_answer_tries": 4}
+    settings = PATIENT | {"kv_lease_s": 0.6, "kv_wait_s": 0.9, "kv_answer_tries": 4}
     with engines(plugin, recompute=recompute, d_settings=settings) as pair:
         pair.prefill("a", PROMPT, push=push)
         if not push:
@@ -176,7 +179,7 @@ def test_reports_that_nobody_waits_for_never_reach_vllm(plugin: ModuleType) -> N
 
 
 def test_a_connector_that_can_not_give_blocks_back_says_so_once(plugin: ModuleType) -> None:
-    with engines(plugin, d_settings=QUICK | {"kv_quarantine_s": 0.1}) as pair:
+    with engines(plugin, d_settings=PATIENT | {"kv_quarantine_s": 0.1}) as pair:
         pair.prefill("a", PROMPT)
         pair.run(lambda: pair.end("p-a") is not None)
         transport = pair.d.ranks[0].transport

@@ -9,7 +9,7 @@ import pytest
 
 from connector.vllm_plugin import worker
 from connector.vllm_plugin.news import PluginStep
-from tests.connector_plugin.pairs import LIMIT_S, continuation, engines
+from tests.connector_plugin.pairs import LIMIT_S, PATIENT, continuation, engines
 
 PROMPT = list(range(100, 130))
 
@@ -48,7 +48,7 @@ def test_both_engines_sleep_until_the_read_has_ended(plugin: ModuleType, may_wai
 
 @pytest.mark.usefixtures("may_wait")
 def test_a_load_that_fails_ends_the_step_as_well(plugin: ModuleType) -> None:
-    with engines(plugin) as pair:
+    with engines(plugin, d_settings=PATIENT | {"kv_wait_s": 1.0, "kv_answer_tries": 8}) as pair:
         pair.prefill("a", PROMPT)
         pair.run(lambda: pair.end("p-a") is not None, pair.p)
         pair.decode("a", PROMPT)  # P has not taken another step, in which the prefill would be pinned

@@ -11,9 +11,17 @@ from types import ModuleType
 
 import pytest
 
-from tests.connector_plugin.pairs import Engines, continuation, engines
+from tests.connector_plugin.pairs import PATIENT, Engines, continuation, engines
 
 NUM_REQUESTS = 6
+SHORT = PATIENT | {
+    "kv_lease_s": 1.0,
+    "kv_hold_s": 1.5,
+    "kv_wait_s": 3.0,
+    "kv_push_wait_s": 6.0,
+    "kv_answer_tries": 8,
+}
+"""Times that run out are one more way to fail, and blocks of a failed read are free when P's lease ends."""
 WEIGHTS = {"prefill": 3, "decode": 4, "turn": 30, "abort": 2, "release": 1, "break_calls": 1, "preempt": 1}
 
 
@@ -131,7 +139,13 @@ def live(plugin: ModuleType, seed: int, recompute: bool) -> None:
     rng = random.Random(seed * 2 + recompute)
     tp_sizes = rng.choice([(1, 1), (1, 1), (2, 2), (2, 1)])
     with engines(
-        plugin, tp_sizes=tp_sizes, p_num_blocks=30, d_num_blocks=24, p_budget=rng.choice([5, 16]), recompute=recompute
+        plugin,
+        settings=SHORT,
+        tp_sizes=tp_sizes,
+        p_num_blocks=30,
+        d_num_blocks=24,
+        p_budget=rng.choice([5, 16]),
+        recompute=recompute,
     ) as pair:
         life = Life(pair, rng, recompute=recompute)
         life.run()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import ModuleType
 
 import pytest
 
-from tests.connector_plugin.pairs import QUICK, continuation, engines
+from tests.connector_plugin.pairs import continuation, engines
 
 PROMPT = list(range(100, 130))
 OTHER = list(range(300, 326))
+FREED_SOON_S = 1.0
+"""The plugin's: so long a reader may be about to give blocks back."""
 push_or_pull = pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 
 
@@ -81,11 +84,12 @@ def test_d_is_preempted_after_its_load_and_computes_the_prompt_itself(plugin: Mo
 def test_blocks_that_a_reader_gives_back_soon_are_waited_for(current_plugin: ModuleType) -> None:
     """Instead of preempting a prefill; but not for those of a reader that may be dead."""
     with engines(current_plugin, p_num_blocks=13, p_budget=30) as pair:
+        began = time.monotonic()
         pair.prefill("a", PROMPT)
         pair.run(lambda: pair.end("p-a") is not None, pair.p)
         connector = pair.p.scheduler.connector
 
-        assert connector.has_pending_block_frees()
+        assert connector.has_pending_block_frees() or time.monotonic() - began > FREED_SOON_S
         pair.run(lambda: not connector.has_pending_block_frees(), pair.p)
         assert pair.p.scheduler.requests
         pair.release("a")
@@ -94,7 +98,7 @@ def test_blocks_that_a_reader_gives_back_soon_are_waited_for(current_plugin: Mod
 
 
 def test_the_engine_goes_on_stepping_while_sends_are_under_way(plugin: ModuleType) -> None:
-    with engines(plugin, d_settings=QUICK) as pair:
+    with engines(plugin) as pair:
         transport = pair.p.ranks[0].transport
         transport.write_gate.clear()
         pair.decode("a", PROMPT, push=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from connector.params import PullProducer, PushConsumer, PushProducer, params_of
-from tests.connector_plugin.pairs import FIRST, QUICK, Engines, continuation, engines
+from tests.connector_plugin.pairs import FIRST, Engines, continuation, engines
 
 PROMPT = list(range(100, 130))
 OTHER_PROMPT = list(range(200, 230))
@@ -62,7 +62,7 @@ def test_two_prefills_with_one_transfer_id(plugin: ModuleType, push: bool) -> No
 
 @push_or_pull
 def test_a_prefill_with_the_transfer_id_of_one_that_has_just_ended(plugin: ModuleType, push: bool) -> None:
-    with engines(plugin, p_settings=QUICK | {"kv_lease_s": 60.0}) as pair:
+    with engines(plugin) as pair:
         pair.prefill("a", PROMPT, push=push)
         pair.run(lambda: pair.end("p-a") is not None)
         pair.release("a")
@@ -76,7 +76,7 @@ def test_a_prefill_with_the_transfer_id_of_one_that_has_just_ended(plugin: Modul
 
 
 def test_a_ticket_may_be_used_again_after_a_read_that_failed(plugin: ModuleType) -> None:
-    with engines(plugin, p_settings=QUICK | {"kv_lease_s": 60.0}) as pair:
+    with engines(plugin) as pair:
         pair.prefill("a", PROMPT)
         pair.run(lambda: pair.end("p-a") is not None)
         pair.d.ranks[0].transport.fail_reads = 2

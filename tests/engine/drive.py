@@ -12,10 +12,15 @@ from engine.base import EngineOutput, EngineRequest, LoadKv, PrefillOnly, PushKv
 from engine.embedded.block_hash import extend_hashes
 from engine.embedded.boot import boot
 from engine.embedded.messages import Abort, Identity, Launch, Release
+from engine.embedded.request import State
 from engine.embedded.settings import EngineSettings
 from engine.embedded.sim_echo import BOS
 from pdq.wire.types import KvTicket, Pair, SamplingParams, TokenLogprob, pack_ids, unpack_ids
 
+PATIENT = ConnectorSettings(
+    kv_answer_s=0.2, kv_answer_tries=300, kv_wait_s=90.0, kv_lease_s=90.0, kv_hold_s=90.0, kv_release_delay_s=0.0
+)
+"""A busy machine counts for nobody's death."""
 SMALL = EngineSettings(num_blocks=64, block_size=4, sim_kv_bytes_per_token=64, sim_layers=2)
 
 
@@ -44,6 +49,12 @@ def request(
 
 def load(ticket: KvTicket) -> LoadKv:
     return LoadKv(ticket=ticket)
+
+
+def after_the_check(first: Transport, transport: Transport) -> Callable[[ConnectorSettings], Transport]:
+    """`first` is the start-up check's."""
+    made = iter([first, transport])
+    return lambda _: next(made)
 
 
 @dataclass(slots=True)
@@ -136,6 +147,11 @@ class Bench:
             step = self.core.step()
             self.core.pool.check_integrity()
             self.answers.take(step)
+
+    def until_begun(self, name: str) -> None:
+        """Steps until it is more than queued. A push that is cancelled before that waits for another reader."""
+        while self.core.scheduler.state_of(f"{name}:1:1") is State.WAITING:
+            self.step()
 
     def run(self, max_steps: int = 5000) -> Answers:
         """Steps until nothing is left to do."""

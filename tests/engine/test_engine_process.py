@@ -21,7 +21,7 @@ from engine.embedded.settings import EngineSettings
 from tests.engine.drive import SMALL, Answers, request
 
 TEXT = "The quick brown fox jumps over the lazy dog"
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 class Running:
@@ -165,7 +165,7 @@ async def test_ten_thousand_tokens_from_64_requests_at_once(start):
 
 
 async def test_p_and_d_processes_over_mooncake(start):
-    connector = ConnectorSettings(kv_lease_s=3.0)
+    connector = ConnectorSettings(kv_lease_s=90.0, kv_wait_s=90.0, kv_answer_tries=120)
     p = await start(EngineSettings(num_blocks=256), connector, "producer")
     d = await start(EngineSettings(num_blocks=256), connector, "consumer")
     prompts = {f"r{i}": f"{i} {TEXT}" * (1 + 5 * i) for i in range(6)}

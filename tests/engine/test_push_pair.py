@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from connector.memory_transport import MemoryFabric, MemoryTransport
-from connector.settings import ConnectorSettings
 from engine.base import PushKv, ReceiveKv
 from engine.embedded.request import State
 from engine.embedded.sim_echo import EOS
 from tests.connector.faulty import FaultyTransport
-from tests.engine.drive import SMALL, Bench, request
+from tests.engine.drive import PATIENT, SMALL, Bench, after_the_check, request
 
 TEXT = "The quick brown fox jumps over the lazy dog"
-QUICK = ConnectorSettings(
-    kv_answer_s=0.2, kv_answer_tries=3, kv_wait_s=3.0, kv_lease_s=2.0, kv_hold_s=3.0, kv_release_delay_s=0.0
-)
+SOON_OVER = replace(PATIENT, kv_answer_tries=3, kv_wait_s=3.0, kv_lease_s=2.0, kv_hold_s=3.0)
 CHUNKED = replace(SMALL, max_num_batched_tokens=12, max_num_seqs=12)
 
 
 class PushPair:
     """Steps P and D in turn until a condition holds; sleeps only until a connector thread reports something."""
 
-    def __init__(self, p_settings=SMALL, d_settings=SMALL) -> None:
+    def __init__(self, p_settings=SMALL, d_settings=SMALL, connector=PATIENT) -> None:
         fabric = MemoryFabric()
         self.progress = threading.Event()
         self.transports = [FaultyTransport(MemoryTransport(fabric)) for _ in range(2)]
         self.p, self.d = (
             Bench(
                 settings,
-                connector=QUICK,
-                transport=_once(fabric, transport),
+                connector=connector,
+                transport=after_the_check(MemoryTransport(fabric), transport),
                 role=role,
                 on_progress=self.progress.set,
                 mode="push",
@@ -44,8 +42,9 @@ class PushPair:
             )
         )
 
-    def until(self, condition, limit_s: float = 10.0) -> None:
-        for _ in range(int(limit_s / 0.01)):
+    def until(self, condition, limit_s: float = 40.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
             self.progress.clear()
             self.p.step()
             self.d.step()
@@ -74,18 +73,12 @@ class PushPair:
         self.p.core.close()
 
 
-def _once(fabric: MemoryFabric, transport: FaultyTransport):
-    """The first transport is the start-up check's."""
-    made = iter([MemoryTransport(fabric), transport])
-    return lambda _: next(made)
-
-
 @pytest.fixture
 def make():
     pairs: list[PushPair] = []
 
-    def build(*settings) -> PushPair:
-        pairs.append(PushPair(*settings))
+    def build(*settings, **options) -> PushPair:
+        pairs.append(PushPair(*settings, **options))
         return pairs[-1]
 
     yield build
@@ -136,7 +129,7 @@ def test_a_late_reader_gets_everything_after_the_prefill(make):
 
 
 def test_a_reader_that_never_comes_frees_p_after_the_hold(make):
-    pair = make()
+    pair = make(connector=SOON_OVER)
     pair.push("a", TEXT)
 
     pair.until(lambda: pair.p.answers["a"].num_released == 1)
@@ -195,7 +188,7 @@ def test_many_requests_at_once_through_small_pools(make):
         pair.receive(name, prompt)
         pair.push(name, prompt)
 
-    pair.until(lambda: pair.is_answered(*prompts), limit_s=20.0)
+    pair.until(lambda: pair.is_answered(*prompts))
 
     assert not [answer.end for answer in pair.d.answers.values() if answer.end.error]
     assert {name: pair.d.answers[name].text for name in prompts} == prompts
@@ -209,6 +202,7 @@ def test_an_abort_at_d_in_every_state_frees_both_sides(make):
         name = f"r{num_steps}"
         pair.receive(name, TEXT + name, ignore_eos=True)
         pair.push(name, TEXT + name)
+        pair.p.until_begun(name)
         if num_steps == 6:
             pair.until(lambda name=name: len(pair.d.answers[name].ids) > 2)
         for _ in range(num_steps % 6):
@@ -246,25 +240,25 @@ def test_a_hundred_rounds_of_abort_and_reuse(make):
         for who in (doomed, name):
             pair.receive(who, f"{who} {TEXT[:20]}")
             pair.push(who, f"{who} {TEXT[:20]}")
+        pair.p.until_begun(doomed)
         for _ in range(turn % 4):
             pair.p.step()
             pair.d.step()
         (pair.p if turn % 2 else pair.d).abort(doomed)
-        pair.until(lambda name=name: pair.is_answered(name), limit_s=15)
+        pair.until(lambda name=name: pair.is_answered(name))
         assert pair.d.answers[name].text == f"{name} {TEXT[:20]}"
     pair.until(pair.is_settled)
 
 
 def test_p_preempted_in_the_middle_of_a_push_writes_everything_again(make):
     pair = make(replace(CHUNKED, num_blocks=14, watermark_blocks=1), SMALL)
-    faults = pair.transports[0]
     pair.p.submit(request("local", "12345", ignore_eos=True, max_tokens=36))  # older: it grows at the push's expense
     pair.p.step(2)
     pair.receive("a", TEXT[:30])
     pair.push("a", TEXT[:30])
-    faults.slow_s = 0.002
+    pair.transports[0].slow_s = 0.002
 
-    pair.until(lambda: pair.is_answered("a"), limit_s=20)
+    pair.until(lambda: pair.is_answered("a"))
 
     assert pair.p.core.scheduler.num_preemptions > 0
     assert pair.d.answers["a"].text == TEXT[:30]
@@ -284,7 +278,7 @@ def test_d_preempted_after_a_push_computes_again(make):
 
 
 def test_a_p_that_is_gone_fails_the_request_behind_a_fence(make):
-    pair = make(CHUNKED, SMALL)
+    pair = make(CHUNKED, SMALL, SOON_OVER)
     pair.push("a", TEXT)
     pair.receive("a", TEXT)
     pair.p.step(2)

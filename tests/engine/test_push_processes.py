@@ -18,7 +18,9 @@ from tests.engine.drive import request
 from tests.engine.test_engine_process import Running
 
 TEXT = "The quick brown fox jumps over the lazy dog"
-CONNECTOR = ConnectorSettings(kv_lease_s=2.0, kv_answer_s=0.2)
+PATIENT = ConnectorSettings(kv_lease_s=90.0, kv_wait_s=90.0, kv_answer_s=0.2, kv_answer_tries=300)
+SOON_ALONE = ConnectorSettings(kv_lease_s=8.0, kv_answer_s=0.2, kv_answer_tries=25)
+"""For D, when it has to find out that P is gone."""
 ROOMY = EngineSettings(num_blocks=1024)
 
 
@@ -30,9 +32,9 @@ class Pushing(Running):
 async def start() -> AsyncIterator[Callable]:
     engines: list[EmbeddedEngine] = []
 
-    async def start(role: str, settings: EngineSettings = ROOMY) -> Pushing:
+    async def start(role: str, settings: EngineSettings = ROOMY, connector: ConnectorSettings = PATIENT) -> Pushing:
         engine = EmbeddedEngine(
-            settings, CONNECTOR, role=role, engine_id=f"test-{role}", log_level="warning", mode="push"
+            settings, connector, role=role, engine_id=f"test-{role}", log_level="warning", mode="push"
         )
         engines.append(engine)
         info = await engine.start()
@@ -76,26 +78,28 @@ async def test_six_prompts_of_many_lengths(start):
 @pytest.mark.parametrize("num_chunks", [4, 8])
 async def test_four_fifths_of_the_transfer_are_hidden_behind_the_prefill(start, num_chunks: int):
     slow = replace(
-        ROOMY, max_num_batched_tokens=1024, sim_prefill_token_ms=0.05, sim_kv_gbps=0.2, num_blocks=64 * num_chunks + 64
+        ROOMY, max_num_batched_tokens=1024, sim_prefill_token_ms=0.2, sim_kv_gbps=0.05, num_blocks=64 * num_chunks + 64
     )
     p, d = await start("producer", slow), await start("consumer", slow)
     hidden: list[float] = []
-    for letter in "xyz":  # the best of three: a busy machine may cost one of them its overlap
+    for letter in "uvwxyz":  # the best of six: a busy machine may cost one of them its overlap
         prompt = (letter * 1024 * num_chunks)[1:]
         await push(p, d, letter, prompt, max_tokens=20)
         await finish(p, d, letter)
 
         transfer = d.answers[letter].end.transfer
         assert d.answers[letter].text == prompt[:20]
-        assert transfer.seconds >= num_chunks * 2**20 * 8 / 0.2e9
+        assert transfer.seconds >= num_chunks * 2**20 * 8 / 0.05e9
         hidden.append(transfer.hidden_seconds / transfer.seconds)
+        if hidden[-1] >= 0.8:
+            break
     print(f"hidden: {hidden}")
     assert max(hidden) >= 0.8
 
 
 async def test_a_p_killed_in_the_middle_of_its_prefill_fails_the_request_and_d_is_whole(start):
-    slow = replace(ROOMY, max_num_batched_tokens=512, sim_prefill_token_ms=1.0)
-    p, d = await start("producer", slow), await start("consumer")
+    slow = replace(ROOMY, max_num_batched_tokens=512, sim_prefill_token_ms=10.0)
+    p, d = await start("producer", slow), await start("consumer", connector=SOON_ALONE)
     await push(p, d, "a", "x" * 4000)
     await p.until(lambda: p.stats is not None and p.stats.running == 1)
 
@@ -108,7 +112,7 @@ async def test_a_p_killed_in_the_middle_of_its_prefill_fails_the_request_and_d_i
 
 async def test_a_p_stopped_in_the_middle_damages_no_later_request(start):
     slow = replace(ROOMY, max_num_batched_tokens=512, max_num_seqs=256, sim_prefill_token_ms=0.5)
-    p, other, d = await start("producer", slow), await start("producer"), await start("consumer", ROOMY)
+    p, other, d = await start("producer", slow), await start("producer"), await start("consumer", connector=SOON_ALONE)
     await push(p, d, "a", "x" * 6000)
     await p.until(lambda: p.stats is not None and p.stats.running == 1)
     os.kill(p.engine.pid, signal.SIGSTOP)

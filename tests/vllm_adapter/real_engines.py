@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import psutil
 
 from connector.settings import ConnectorSettings
-from engine.base import EngineOutput, EngineRequest, StepOutputs
+from engine.base import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from engine.embedded.settings import EngineSettings
 from engine.vllm.client import VllmEngine
 from engine.vllm.create import create_vllm_engine
@@ -78,6 +78,16 @@ class Reader:
 
     async def until_tokens(self, engine_request_id: str) -> None:
         await self._until(lambda: self._outputs.get(engine_request_id) or None)
+
+    async def until_at_rest(self) -> EngineStats:
+        """Of a step after which nothing runs, waits or is held."""
+
+        def found() -> EngineStats | None:
+            last = self.steps[-1].stats
+            is_at_rest = last.free_blocks == last.total_blocks and last.running == last.waiting == last.pinned == 0
+            return last if is_at_rest else None
+
+        return await self._until(found)
 
     async def run(self, request: EngineRequest) -> list[EngineOutput]:
         await self.engine.submit(request)

@@ -267,7 +267,7 @@ async def test_the_outputs_end_with_the_stop(engine, llm):
     await engine.stop()
     await engine.stop()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         await reading
     with pytest.raises(EngineError, match="not running"):
         await engine.submit(request())
