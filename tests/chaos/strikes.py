@@ -85,9 +85,9 @@ class Striker:
                     process.send_signal(signal.SIGKILL if strike.kind is Kind.KILL else signal.SIGTERM)
                 await self._until_another_works(victim, process)
             case Kind.KILL_GATEWAY | Kind.TERMINATE_GATEWAY:
-                is_kill = strike.kind is Kind.KILL_GATEWAY
-                self._process(victim).send_signal(signal.SIGKILL if is_kill else signal.SIGTERM)
-                await self._until_another_serves(victim)
+                process = self._process(victim)
+                process.send_signal(signal.SIGKILL if strike.kind is Kind.KILL_GATEWAY else signal.SIGTERM)
+                await self._until_another_serves(victim, process)
             case Kind.HANG | Kind.HANG_WORKER | Kind.HANG_ENGINE | Kind.HANG_GATEWAY:
                 process = self._process(victim)
                 engines = [_engine_of(process)] if strike.kind in (Kind.HANG, Kind.HANG_ENGINE) else []
@@ -126,10 +126,9 @@ class Striker:
 
         await eventually(not_yet, limit_s=AWAY_LIMIT_S, what=f"new {worker}")
 
-    async def _until_another_serves(self, gateway: str) -> None:
+    async def _until_another_serves(self, gateway: str, old: psutil.Process) -> None:
         """Until a new process listens at its port."""
         port = self._pipeline.port + int(gateway.rpartition("-")[2]) - 1
-        old = self._process(gateway)
 
         async def not_yet() -> str:
             if old.is_running():
