@@ -39,6 +39,8 @@ class Striker:
         self._pipeline = pipeline
         self._server = server
         self._open_ids = open_ids
+        self._own_redis = asyncio.Lock()
+        """On a busy machine a start lasts until the next strike at it."""
         self.struck: list[Struck] = []
         self.problems: list[str] = []
         """Processes that did not come back."""
@@ -99,13 +101,15 @@ class Striker:
                 with contextlib.suppress(redis.exceptions.RedisError):
                     await pipeline.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             case Kind.HANG_REDIS:
-                self._server.pause()
-                await asyncio.sleep(lasts_s)
-                self._server.resume()
+                async with self._own_redis:
+                    self._server.pause()
+                    await asyncio.sleep(lasts_s)
+                    self._server.resume()
             case Kind.RESTART_REDIS:
-                self._server.kill()
-                await asyncio.sleep(lasts_s)
-                await asyncio.to_thread(self._server.start)
+                async with self._own_redis:
+                    self._server.kill()
+                    await asyncio.sleep(lasts_s)
+                    await asyncio.to_thread(self._server.start)
             case Kind.FLUSH_REDIS:
                 with contextlib.suppress(redis.exceptions.RedisError):
                     await pipeline.redis.flushall()
