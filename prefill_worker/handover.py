@@ -82,24 +82,25 @@ class Handover:
         Each decode worker is told how much time is left when it is asked.
         """
         give_up_at = self._clock() + self._settings.park_s
+        held.phase = Phase.OFFERING
         while True:
             room = self._room
             if held.remaining_s(self._clock()) <= 0:
                 return HandoverResult(outcome=Outcome.EXPIRED)
             result = await self._offer_once(held, offer)
             if result is not None:
+                held.phase = Phase.OFFERING
                 return result
             if held.is_kv_gone:
                 return HandoverResult(outcome=Outcome.KV_GONE)
             now = self._clock()
             if now >= give_up_at:
                 return HandoverResult(outcome=Outcome.NO_ROOM)
-            held.phase = Phase.PARKED
+            held.phase = Phase.PARKED  # also while it is offered again: nothing more is taken for its place
             await _set_within(room, min(give_up_at - now, self._settings.park_retry_s, held.remaining_s(now)))
 
     async def _offer_once(self, held: HeldJob, offer: KvReady | Reserve) -> HandoverResult | None:
         """Every ready decode worker that fits once, best first; None when all were busy or silent."""
-        held.phase = Phase.OFFERING
         tokens = held.num_tokens
         candidates = self._silence.heard_of(self._fitting(), self._clock())
         while candidates and not held.is_kv_gone:

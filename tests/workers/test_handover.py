@@ -250,6 +250,31 @@ async def test_room_wakes_every_parked_prefill(num_jobs: int) -> None:
     assert {result.outcome for result in results} == {Outcome.ACCEPTED}
 
 
+async def test_a_parked_prefill_is_one_while_it_is_offered_again_until_it_is_accepted() -> None:
+    """Or more than `park_limit` would wait: whoever asks at that moment would take another one."""
+    decoder = Decoder("d1", "busy")
+    async with handover_to(decoder, park_s=60.0) as handover, asyncio.timeout(60):
+        held, ready = prefill("r1")
+        offer = asyncio.create_task(handover.offer(held, ready))
+
+        async def is_parked() -> bool:
+            return held.phase is Phase.PARKED
+
+        await eventually(is_parked)
+        decoder.answer = "wait"
+        handover.on_room()
+        while "r1" not in decoder.waiting:
+            decoder.offered.clear()
+            await decoder.offered.wait()
+        assert held.phase is Phase.PARKED
+        notice, reply = decoder.waiting["r1"]
+        reply(Accepted(request_id=notice.request_id, pair=notice.pair))
+        result = await offer
+
+    assert result.outcome is Outcome.ACCEPTED
+    assert held.phase is Phase.OFFERING
+
+
 async def test_room_that_is_told_while_an_offer_is_under_way_is_not_missed() -> None:
     """Room, then another job's offer, then Busy for the first one: it was busy before there was room."""
     decoder = Decoder("d1", "wait")
