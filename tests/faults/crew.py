@@ -22,6 +22,8 @@ SLOW_PREFILL = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--sim
 SLOW_KV = ("--sim-kv-gbps", "0.001", "--kv-batch-bytes", "16384", "--kv-direct-bytes", "0")
 """125 tokens a second, a block at a time."""
 SLOW_DECODE = ("--sim-decode-ms", "50")
+UNHURRIED = ("--lease-s", "30")
+"""Nobody dies here: a lease that runs out on a busy machine, or at a point, is no crew's matter."""
 PREFILL_POINTS = ("before take", "claimed", "before settle", "half written")
 DECODE_POINTS = ("half read",)
 
@@ -103,7 +105,9 @@ async def hired(
     """They pass all their points until the test holds one (`crew.prefill.hold`)."""
     async with staged(pipeline, folder) as stage:
         ports = free_port(), free_port()
-        prefill = await stage.spawn("prefill", *prefill_flags, "--metrics-port", str(ports[0]), stops_at=PREFILL_POINTS)
+        prefill = await stage.spawn(
+            "prefill", *UNHURRIED, *prefill_flags, "--metrics-port", str(ports[0]), stops_at=PREFILL_POINTS
+        )
         decode = await stage.spawn("decode", *decode_flags, "--metrics-port", str(ports[1]), stops_at=DECODE_POINTS)
         prefill.let()
         decode.let()
@@ -123,7 +127,11 @@ async def hired(
 
 @contextlib.asynccontextmanager
 async def judged(crew: Crew) -> AsyncIterator[invariants.Books]:
-    """Around one test: nothing is known of the requests before, and the books are right at the end."""
+    """Around one test: nothing is known of the requests before, and the books are right at the end.
+
+    What a test leaves running is ended: if it has failed, the next one must not fail with it.
+    """
+    before = asyncio.all_tasks()
     if keys := [key async for key in crew.pipeline.redis.scan_iter(crew.pipeline.key("req:*"))]:
         await crew.pipeline.redis.delete(*keys)
     books = await invariants.open_books(crew.pipeline)
@@ -132,4 +140,5 @@ async def judged(crew: Crew) -> AsyncIterator[invariants.Books]:
     finally:
         crew.prefill.let()
         crew.decode.let()
+        await invariants.nobody_asks(before)
     await books.closed()

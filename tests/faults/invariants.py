@@ -10,13 +10,16 @@ I6  no KV byte read or written after its block was freed: the simulated engine s
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from tests.faults.stage import Stage
 from tests.pipeline import books, process_logs
 from tests.pipeline.harness import Pipeline, eventually
+from tests.pipeline.ledger import Ledger
 from tests.pipeline.leftovers import consumers_of_the_dead, lasting_keys
 
 
@@ -44,7 +47,7 @@ class Books:
         states = await books.states(self.pipeline, since_ms=self.since_ms)
         assert set(states) <= books.ENDED, f"not ended: {dict(states)}"
         await self.balanced()
-        await eventually(self._left_over, limit_s=15, what="clean Redis")
+        await eventually(self._left_over, limit_s=40, what="clean Redis")
 
     async def _left_over(self) -> str:
         found = [f"key {name} without TTL" for name in sorted(await lasting_keys(self.pipeline))]
@@ -55,6 +58,15 @@ async def open_books(pipeline: Pipeline) -> Books:
     seconds, microseconds = await pipeline.redis.time()
     added = await books.num_added(pipeline)
     return Books(pipeline=pipeline, num_added=added, since_ms=seconds * 1000 + microseconds // 1000)
+
+
+async def nobody_asks(before: set[asyncio.Task[Any]]) -> None:
+    """Ends the requests that a test has left running beside the tasks `before` it, as one that failed does."""
+    new = asyncio.all_tasks() - before
+    left = [task for task in new if getattr(task.get_coro(), "__qualname__", "") == Ledger.ask.__qualname__]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 async def request_hashes(pipeline: Pipeline) -> dict[bytes, dict[bytes, bytes]]:
@@ -84,4 +96,4 @@ async def sockets_released(stage: Stage) -> None:
         ]
         return "; ".join(found)
 
-    await eventually(half_closed, limit_s=5, what="released sockets")
+    await eventually(half_closed, limit_s=30, what="released sockets")

@@ -28,16 +28,17 @@ class Positions:
 async def take_positions(stage: Stage, ledger: Ledger, points: Sequence[str]) -> Positions:
     """`points` of `Points`, of the prefill worker or its engine; and
 
-    - `queued`: the worker stands before the take; only as the last one
-    - `half read`: the decode worker stands there, in the transfer of this worker's job; only before `queued`
     - `before settle`: its request has been answered already
+    - `half read`: the decode worker stands there, in the transfer of this worker's job; no later one may transfer
+    - `claimed`: nobody renews the lease yet, and whoever takes next may get this job; only before `queued`
+    - `queued`: the worker stands before the take; only as the last one
 
     The decode worker reads from one worker at a time, and the queue gives the next job to whoever asks.
     """
     decode = await stage.spawn("decode", stops_at=["half read"])
     decode.let("half read")
     other = await stage.spawn("prefill", stops_at=["before take"])
-    own = {point: {"before take", point} - {"queued", "half read"} for point in points}
+    own = {point: {"before take", "claimed", point} - {"queued", "half read"} for point in points}
     at = {point: await stage.spawn("prefill", stops_at=own[point]) for point in points}
     await stage.serving(*stage.workers)
     await stage.ready()
@@ -53,9 +54,11 @@ async def take_positions(stage: Stage, ledger: Ledger, points: Sequence[str]) ->
         positions.asking[point] = asking
         if point == "queued":
             await _queued(stage)
+        elif point == "claimed":
+            await worker.reached(point)
         else:
+            await stage.taken(worker)
             await (decode if point == "half read" else worker).reached(point)
-        worker.hold("before take")
         if point == "before settle":
             await asking
     return positions
@@ -66,4 +69,4 @@ async def _queued(stage: Stage) -> None:
         count = await stage.pipeline.redis.zcard(stage.pipeline.key("ready"))
         return "" if count else "the queue is empty"
 
-    await eventually(not_queued, limit_s=10, what="queued job")
+    await eventually(not_queued, limit_s=60, what="queued job")

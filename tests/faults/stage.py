@@ -31,8 +31,8 @@ from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually
 from tests.pipeline.ledger import Ledger, Line
 
-REACH_LIMIT_S = 20.0
-START_LIMIT_S = 90.0
+REACH_LIMIT_S = 60.0
+START_LIMIT_S = 150.0
 END_LIMIT_S = 60.0
 
 
@@ -171,7 +171,7 @@ class Stage:
             shortest = min((len(line.text) for line in ledger.lines), default=0)
             return "" if shortest > 10 else f"{shortest} tokens"
 
-        await eventually(too_few, limit_s=20, what="streams under way")
+        await eventually(too_few, limit_s=REACH_LIMIT_S, what="streams under way")
 
     async def nothing_pending(self) -> None:
         """Waits until no job is queued or leased."""
@@ -180,7 +180,19 @@ class Stage:
             entries = await self.pipeline.redis.xlen(self.pipeline.key("prefill"))
             return f"{entries} entries" if entries else ""
 
-        await eventually(pending, limit_s=20, what="empty queue")
+        await eventually(pending, limit_s=REACH_LIMIT_S, what="empty queue")
+
+    async def no_more_takes(self, worker: Worker) -> None:
+        """Of an idle prefill worker: waits until it stands before its next take, so that none is under way."""
+        worker.hold("before take")
+        await self.pipeline.redis.xadd(self.pipeline.key("wake"), {"why": "a test"}, maxlen=1)
+        await worker.reached("before take")
+
+    async def taken(self, worker: Worker) -> None:
+        """Waits until it stands at `claimed`, and lets it go on with that job; it stands before its next take then."""
+        await worker.reached("claimed")
+        worker.hold("before take")
+        worker.let("claimed")
 
     async def start(self, role: str, *flags: str, stops_at: Iterable[str] = ()) -> Worker:
         """`role`: prefill or decode. Returns when it serves."""

@@ -22,8 +22,8 @@ from tests.pipeline.test_worker_metrics import scrape
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-CAUGHT_LIMIT_S = 20.0
-NUM_GROWN = 300
+CAUGHT_LIMIT_S = 60.0
+NUM_GROWN = 450
 """Tokens of the one that stays: it still decodes when the other one's client has left."""
 NUM_REUSED = 80
 """Tokens that it grows by: into more than half of the blocks that the other one had."""
@@ -41,7 +41,7 @@ async def crew(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> 
         pipeline,
         tmp_path_factory.mktemp("crew"),
         prefill_flags=(*BOTH, "--num-blocks", "60", "--sim-prefill-ms", "4"),
-        decode_flags=(*BOTH, "--num-blocks", "80", "--sim-decode-ms", "4"),
+        decode_flags=(*BOTH, "--num-blocks", "80", "--sim-decode-ms", "6"),
     ) as hired_crew:
         yield hired_crew
 

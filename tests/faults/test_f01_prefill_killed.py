@@ -11,8 +11,8 @@ from tests.pipeline.ledger import Ledger
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 POINTS = {
-    "pull": ["claimed", "computing", "before settle", "half read", "queued"],
-    "push": ["claimed", "computing", "before settle", "half written", "queued"],
+    "pull": ["computing", "before settle", "half read", "claimed", "queued"],
+    "push": ["computing", "before settle", "half written", "claimed", "queued"],
 }
 
 

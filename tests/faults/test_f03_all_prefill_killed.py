@@ -31,7 +31,7 @@ async def test_queued_and_claimed_requests_wait_for_new_prefill_workers(stage: S
     async def remembered() -> str:
         return str(names & set(await stage.pipeline.workers()) or "")
 
-    await eventually(remembered, limit_s=15, what="registry without the dead")
+    await eventually(remembered, limit_s=40, what="registry without the dead")
     new = await stage.start("prefill")
 
     assert new.worker_id not in names

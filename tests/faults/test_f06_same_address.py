@@ -44,7 +44,7 @@ async def test_what_was_meant_for_a_dead_decode_worker_does_its_successor_no_har
     ask("is about to be offered")
     await prefill.reached(offer)
 
-    old.kill()
+    await old.killed()  # its engine, too, which has one of the addresses
     await old.ended()
     new = await stage.start("decode", *addresses)
     prefill.let()
@@ -72,7 +72,7 @@ async def test_what_was_meant_for_a_dead_prefill_worker_does_its_successor_no_ha
     asking = asyncio.create_task(ledger.ask(f"is in transfer {PROMPT}", max_tokens=100, stream=True), name="transfer")
     await in_transfer.reached(point)
 
-    old.kill()
+    await old.killed()  # its engine, too, which has one of the addresses
     await old.ended()
     new = await stage.start("prefill", *addresses)
     decode.let()

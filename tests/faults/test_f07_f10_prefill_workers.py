@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.stage import Stage
 from tests.pipeline import process_logs
+from tests.pipeline.harness import eventually
 from tests.pipeline.ledger import Ledger, text_of
 from tests.pipeline.test_scaling import constant_load
 
@@ -58,6 +59,11 @@ async def test_a_prefill_worker_ten_times_slower_takes_little_and_holds_up_nobod
 
     await asyncio.gather(*(ledger.ask(text_of(300, rng), stream=number % 2 == 0) for number in range(NUM_REQUESTS)))
 
+    async def untold() -> str:
+        told = len(process_logs.events(stage.log_dir, "handed_over"))
+        return "" if told >= NUM_REQUESTS else f"{told} handed over"
+
+    await eventually(untold, limit_s=40, what="word of every hand-over")  # which a client's answer does not wait for
     by_slow = len(process_logs.events(stage.log_dir, "handed_over", slow.name))
     print(f"{by_slow} of {NUM_REQUESTS} by the slow one, the last after {max(x.seconds for x in ledger.lines):.1f} s")
     ledger.all_right()

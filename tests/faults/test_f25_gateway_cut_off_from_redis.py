@@ -16,6 +16,8 @@ from tests.pipeline.ledger import Ledger
 from tests.servers import RedisServer
 
 ORPHAN_S = 2.0
+NUM_WAITING = 10
+"""One is prefilled per second: some of them must wait for longer than until they count as orphans."""
 SLOW = {
     **ENVIRON,
     "PDQ_REDIS_TIMEOUT_S": "1",
@@ -52,8 +54,8 @@ async def test_a_gateway_that_is_cut_off_from_redis_loses_nothing_and_says_so_to
     ledger, refused = Ledger(pipeline.client), Ledger(pipeline.client)
     asking = [asyncio.create_task(ledger.ask(f"{n} streams " * 40, max_tokens=300, stream=True)) for n in range(2)]
     await _under_way(ledger)
-    asking += [asyncio.create_task(ledger.ask(f"{n} waits " * 40, stream=n % 2 == 0)) for n in range(5)]
-    await _in_queue(pipeline, 3)
+    asking += [asyncio.create_task(ledger.ask(f"{n} waits " * 40, stream=n % 2 == 0)) for n in range(NUM_WAITING)]
+    await _in_queue(pipeline, NUM_WAITING - 3)
 
     gateway = pipeline.child("gateway-1").pid
     link.stall(pid=gateway)
@@ -75,7 +77,7 @@ async def _under_way(ledger: Ledger) -> None:
         shortest = min((len(line.text) for line in ledger.lines), default=0)
         return "" if shortest else "no text yet"
 
-    await eventually(too_short, limit_s=20, what="streams under way")
+    await eventually(too_short, limit_s=60, what="streams under way")
 
 
 async def _in_queue(pipeline: Pipeline, count: int) -> None:
@@ -83,7 +85,7 @@ async def _in_queue(pipeline: Pipeline, count: int) -> None:
         queued = await pipeline.redis.zcard(pipeline.key("ready"))
         return "" if queued >= count else f"{queued} are queued"
 
-    await eventually(too_few, limit_s=10, what="queued jobs")
+    await eventually(too_few, limit_s=60, what="queued jobs")
 
 
 async def _orphans(pipeline: Pipeline) -> None:
@@ -93,4 +95,4 @@ async def _orphans(pipeline: Pipeline) -> None:
         states = [await pipeline.redis.hget(key, "state") async for key in pipeline.redis.scan_iter("*:req:*")]
         return "" if b"orphaned" in states else f"states {states}"
 
-    await eventually(none, limit_s=20, what="orphaned jobs")
+    await eventually(none, limit_s=60, what="orphaned jobs")

@@ -90,7 +90,7 @@ async def test_envelopes_that_are_no_jobs_become_dead_letters_and_the_workers_li
     async with own_calls(pipeline) as calls:
         queue = RedisPrefillQueue(calls, pipeline.model, QueueSettings())
         letters = DeadLetters(calls, pipeline.model)
-        crew.prefill.hold("before take")
+        await crew.stage.no_more_takes(crew.prefill)
         asking = [asyncio.create_task(ledger.ask(f"{number} in between", max_tokens=8)) for number in range(4)]
         for name, payload in payloads.items():
             await queue.enqueue(own_job(name, gateway, gateway_id))
@@ -106,7 +106,7 @@ async def test_envelopes_that_are_no_jobs_become_dead_letters_and_the_workers_li
             found = await letters.newest(100)
             return "" if len(found) == len(payloads) + 2 * len(entries) else f"{len(found)} dead letters"
 
-        await eventually(unburied, limit_s=10, what="dead letters")
+        await eventually(unburied, limit_s=60, what="dead letters")
         found = await letters.newest(100)
         await queue.close()
 
@@ -132,7 +132,7 @@ async def test_a_cancel_before_its_job_and_one_after_its_answer_change_nothing_e
         assert await queue.cancel("early", 1) is None
         assert await queue.enqueue(own_job("early", gateway, gateway_id)) is None
         await ledger.ask("not early", max_tokens=4)
-        await crew.freed(limit_s=10)  # the client has its answer before the queue hears of the hand-over
+        await crew.freed(limit_s=40)  # the client has its answer before the queue hears of the hand-over
         (request_id,) = [
             key.decode().split(":")[-2]
             async for key in pipeline.redis.scan_iter(pipeline.key("req:*"))
@@ -151,7 +151,7 @@ async def test_a_cancel_before_its_job_and_one_after_its_answer_change_nothing_e
 
 async def cancelled_by_hand(pipeline: Pipeline, request_id: str) -> None:
     """As a gateway whose Cancel was long on its way."""
-    peers = NoticePeers(NoticeSettings(), worker_id="late-gateway")
+    peers = NoticePeers(NoticeSettings(notice_tries=200), worker_id="late-gateway")
     try:
         for record in (await pipeline.workers()).values():
             if record["role"] != "gateway":
@@ -165,13 +165,22 @@ async def test_clients_that_leave_before_the_queue_has_heard_of_them_are_never_c
     crew: Crew, pipeline: Pipeline, ledger: Ledger
 ) -> None:
     num_computed = await crew.prefilled()
+    await crew.stage.no_more_takes(crew.prefill)
     await pipeline.redis.execute_command("CLIENT", "PAUSE", "3000", "WRITE")
     await asyncio.gather(
         *(ledger.ask(f"{number} leaves", stream=number % 2 == 0, leave_after_s=1.0) for number in range(6))
     )
     await pipeline.redis.execute_command("CLIENT", "UNPAUSE")
-    await crew.freed(limit_s=5)
+
+    async def uncancelled() -> str:
+        states = await crew.states()
+        return "" if states == ["cancelled"] * 6 else str(states)
+
+    await eventually(uncancelled, limit_s=40, what="cancelled requests")
+    await crew.freed(limit_s=40)
+    crew.prefill.let("before take")
     await ledger.ask("stays", max_tokens=4)
+    await crew.freed(limit_s=40)
 
     ledger.all_right()
     assert [line.is_left for line in ledger.lines] == [True] * 6 + [False]

@@ -21,9 +21,11 @@ PARK_LIMIT = 2
 MOST_HELD = PARK_LIMIT + 1
 """One more may have been taken while it was not clear yet that there is no room."""
 ALL_ANEW = ("--no-prefix-caching",)
+SLOW = ("--take-ahead-s", "0", "--sim-prefill-ms", "500")
+"""Whether there is room for one is answered before the next one is computed, and taken."""
 PROMPT = "0123456789" * 40
 NUM_LONG, NUM_SHORT = 340, 5
-"""Tokens of the one that fills the pool for half a minute, or until its client leaves; and of those beside it."""
+"""Tokens of the one that fills the pool for 50 s, or until its client leaves; and of those beside it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -31,8 +33,8 @@ async def crew(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> 
     async with hired(
         pipeline,
         tmp_path_factory.mktemp("crew"),
-        prefill_flags=(*ALL_ANEW, "--park-limit", str(PARK_LIMIT), "--park-s", "60", "--take-ahead-s", "0"),
-        decode_flags=(*ALL_ANEW, "--num-blocks", "48", "--sim-decode-ms", "100"),
+        prefill_flags=(*ALL_ANEW, "--park-limit", str(PARK_LIMIT), "--park-s", "60", *SLOW),
+        decode_flags=(*ALL_ANEW, "--num-blocks", "48", "--sim-decode-ms", "150"),
     ) as hired_crew:
         yield hired_crew
 
@@ -55,7 +57,7 @@ async def parked(crew: Crew, count: int) -> None:
         num_parked = (await scrape(crew.prefill_port))["pdq_prefill_parked"]
         return "" if num_parked >= count else f"{num_parked:g} parked"
 
-    await eventually(too_few, limit_s=20, what=f"{count} parked")
+    await eventually(too_few, limit_s=60, what=f"{count} parked")
 
 
 async def test_a_full_decode_worker_gets_no_more_prompts_computed_than_may_be_parked(
@@ -68,12 +70,18 @@ async def test_a_full_decode_worker_gets_no_more_prompts_computed_than_may_be_pa
         for number in range(8)
     ]
     await parked(crew, PARK_LIMIT if crew.stage.mode == "pull" else 1)
+
+    async def not_all_there() -> str:
+        entries = (await crew.held()).entries
+        return "" if entries == len(others) else f"{entries} entries"
+
+    await eventually(not_all_there, limit_s=60, what="eight that wait")
     num_seen = len(line.text)
 
     async def too_early() -> str:
         return "" if filling.done() or len(line.text) > num_seen + 15 else f"{len(line.text)} tokens"
 
-    await eventually(too_early, limit_s=20, what="time that passes")
+    await eventually(too_early, limit_s=60, what="time that passes")
     held, computed = await crew.held(), await crew.prefilled() - num_computed
     assert not filling.done(), "it ended too early"
     assert computed <= 1 + (MOST_HELD if crew.stage.mode == "pull" else 0)
@@ -90,7 +98,7 @@ async def test_a_deadline_that_passes_while_the_request_is_parked_is_told_and_fr
 ) -> None:
     filling, _ = await full(crew, ledger)
     own = Ledger(ledger.client)
-    asking = asyncio.create_task(own.ask(f"has no time {PROMPT}", request_timeout_s=10.0))
+    asking = asyncio.create_task(own.ask(f"has no time {PROMPT}", request_timeout_s=15.0))
     await parked(crew, 1)
 
     line = await asking
@@ -103,6 +111,6 @@ async def test_a_deadline_that_passes_while_the_request_is_parked_is_told_and_fr
         held = await crew.held()
         return str(held) if held.leased or held.entries or held.prefills or held.prefill_blocks else ""
 
-    await eventually(held_still, limit_s=20, what="free prefill worker")
+    await eventually(held_still, limit_s=40, what="free prefill worker")
     assert line.text == ""
     filling.cancel()

@@ -15,7 +15,7 @@ from tests.servers import RedisServer, free_port
 
 ENVIRON = {
     "PDQ_PREFILL_WORKER__ORPHAN_S": "3",
-    "PDQ_DECODE_WORKER__SIM_DECODE_MS": "20",
+    "PDQ_DECODE_WORKER__SIM_DECODE_MS": "40",
     "PDQ_DECODE_WORKER__DELTA_GIVE_UP_S": "20",
 }
 
@@ -47,7 +47,7 @@ async def test_ids_of_requests_that_died_with_their_gateway_get_their_own_answer
         assert all(line.broken for line in lost.lines)
         found.all_right()
         assert [line.request_id for line in found.lines] == [headers["X-Request-Id"] for headers in ids]
-        await pipeline.quiet(limit_s=30)
+        await pipeline.quiet(limit_s=60)
 
 
 async def _streaming(ledger: Ledger, count: int) -> None:
@@ -55,7 +55,7 @@ async def _streaming(ledger: Ledger, count: int) -> None:
         begun = sum(len(line.text) > 5 for line in ledger.lines)
         return "" if begun >= count else f"{begun} streams"
 
-    await eventually(too_few, limit_s=30, what="streams under way")
+    await eventually(too_few, limit_s=60, what="streams under way")
 
 
 async def _back(pipeline: Pipeline) -> None:
@@ -66,4 +66,4 @@ async def _back(pipeline: Pipeline) -> None:
             return repr(error)
         return "" if response.status_code == 200 else response.text
 
-    await eventually(away, limit_s=30, what="gateway")
+    await eventually(away, limit_s=90, what="gateway")

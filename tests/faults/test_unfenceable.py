@@ -36,10 +36,10 @@ async def test_a_decode_worker_that_cannot_make_its_blocks_safe_leaves_and_its_r
 
     await prefill.killed()  # an engine that lived a moment longer could still be read in full: then nothing is unsafe
     decode.let()
-    await stage.spawn("prefill")
-    await stage.spawn("decode")
+    successors = [await stage.spawn("prefill"), await stage.spawn("decode")]
 
     assert await decode.ended() == 1
+    await stage.serving(*successors)
     late = await stage.late(asking, RECOVERY_S + QUARANTINE_S + 20.0)
     assert not late
     ledger.all_right()

@@ -25,7 +25,7 @@ from pdq.runtime.model import ModelSettings
 from tests.pipeline import process_logs
 from tests.servers import RedisServer, free_ports, redis_binary
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 150.0
 _DEFAULTS = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "0"}
 
 
@@ -126,7 +126,7 @@ async def running(
     mode: Literal["push", "pull", "local"] = "pull",
     environ: Mapping[str, str] | None = None,
     log_level: str = "info",
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
     start_limit_s: float = START_LIMIT_S,
     restart_s: tuple[float, float] = (0.5, 30.0),
     allowed_faults: tuple[str, ...] = (),

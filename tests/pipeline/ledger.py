@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-ANSWER_LIMIT_S = 60.0
+ANSWER_LIMIT_S = 120.0
 
 
 @dataclass(slots=True, kw_only=True)

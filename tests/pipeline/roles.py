@@ -14,7 +14,7 @@ from typing import Any
 from tests.servers import RedisServer
 
 ROLES = ("gateway", "prefill_worker", "decode_worker")
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 NO_REDIS = "redis://127.0.0.1:1/0"
 """Nobody answers there: a role that waits for it has passed the checks before it."""
 

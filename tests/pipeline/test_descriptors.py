@@ -18,6 +18,7 @@ from tests.servers import RedisServer
 ENVIRON = {
     "PDQ_LEASE_S": "2",
     "PDQ_REDIS_GAP_S": "1",
+    "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
     "PDQ_GATEWAY__OWNER_SILENCE_S": "1",
     "PDQ_PREFILL_WORKER__SIM_PREFILL_TOKEN_MS": "0.05",
     "PDQ_DECODE_WORKER__SIM_DECODE_MS": "2",
@@ -69,7 +70,7 @@ async def one_cycle(pipeline: Pipeline, seed: int) -> None:
         has_restarted = [pipeline.child(name).restarts for name in killed] == [count + 1 for count in restarts]
         return "" if has_restarted and len(ready) == 5 else f"{len(ready)} are ready"
 
-    await eventually(away, limit_s=60, what="the killed ones, started again")
+    await eventually(away, limit_s=120, what="the killed ones, started again")
     await pipeline.quiet(limit_s=60)
 
 

@@ -67,7 +67,7 @@ async def test_random_mixes_of_four_long_prompts_on_two_and_two_small_workers_ne
 
 
 async def test_short_prompts_skip_the_queue_and_long_ones_do_not(tmp_path: Path, private_redis: RedisServer) -> None:
-    environ = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "128"}
+    environ = {"PDQ_GATEWAY__LOCAL_MAX_TOKENS": "128", "PDQ_GATEWAY__NOTICE_TRIES": "100"}
     async with running(tmp_path, private_redis, environ=environ) as pipeline:
         short = await pipeline.client.post(
             "/v1/completions",

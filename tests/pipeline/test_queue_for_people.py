@@ -18,7 +18,8 @@ from tests.pipeline.harness import Pipeline, eventually, running
 from tests.pipeline.ledger import Ledger
 from tests.servers import RedisServer
 
-TAKEN_WITHIN_S = 2.0
+LIMIT_S = 60.0
+"""For what takes a second on an idle machine."""
 
 
 async def redis_cli(server: RedisServer, *command: str) -> list[str]:
@@ -47,13 +48,13 @@ async def prefill_worker(server: RedisServer) -> AsyncIterator[asyncio.subproces
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environ
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             await _until_ready(process)
         yield process
     finally:
         if process.returncode is None:
             process.terminate()
-        output, _ = await asyncio.wait_for(process.communicate(), 20)
+        output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
         assert process.returncode == 0, output.decode()[-2000:]
 
 
@@ -72,7 +73,7 @@ async def queued(pipeline: Pipeline, count: int) -> None:
         number = await pipeline.redis.zcard(pipeline.key("ready"))
         return "" if number == count else f"ZCARD {number}"
 
-    await eventually(missing, limit_s=5, what=f"{count} queued requests")
+    await eventually(missing, limit_s=LIMIT_S, what=f"{count} queued requests")
 
 
 async def test_a_waiting_request_can_be_read_and_is_taken_by_a_worker_that_comes_later(
@@ -107,11 +108,12 @@ async def test_a_waiting_request_can_be_read_and_is_taken_by_a_worker_that_comes
         assert (await redis_cli(private_redis, "XPENDING", "pdq:{sim}:prefill", "prefill"))[0] == "0"
 
         async with prefill_worker(private_redis):
-            async with asyncio.timeout(TAKEN_WITHIN_S):
+            async with asyncio.timeout(LIMIT_S):
                 line = await asking
 
             ledger.all_right()
             assert line.text == "who wai"
+            await pipeline.quiet()  # the client has its answer before the queue hears of the hand-over
             request = pairs(await redis_cli(private_redis, "HGETALL", f"pdq:{{sim}}:req:{entry['id']}:1"))
             assert request["state"] == "decoding"
             assert request["attempt"] == "1"
@@ -119,14 +121,20 @@ async def test_a_waiting_request_can_be_read_and_is_taken_by_a_worker_that_comes
             assert request["decode"].startswith("decode-")
             assert await redis_cli(private_redis, "TTL", f"pdq:{{sim}}:req:{entry['id']}:1") != ["-1"]
             assert await redis_cli(private_redis, "EXISTS", f"pdq:{{sim}}:job:{entry['id']}:1") == ["0"]
-            await pipeline.quiet()
 
 
 async def test_every_worker_has_a_record_that_can_be_read(tmp_path: Path, private_redis: RedisServer) -> None:
     async with running(tmp_path, private_redis) as pipeline:
-        names = await redis_cli(private_redis, "ZRANGE", "pdq:{sim}:workers", "0", "-1")
-        records = [pairs(await redis_cli(private_redis, "HGETALL", f"pdq:{{sim}}:worker:{name}")) for name in names]
+        records: list[dict[str, str]] = []
 
+        async def incomplete() -> str:
+            """A record lives for 3 s, and a busy machine's process may be late with the next one."""
+            names = await redis_cli(private_redis, "ZRANGE", "pdq:{sim}:workers", "0", "-1")
+            found = [pairs(await redis_cli(private_redis, "HGETALL", f"pdq:{{sim}}:worker:{name}")) for name in names]
+            records[:] = filter(None, found)
+            return "" if len(records) == 3 else f"{len(records)} records"
+
+        await eventually(incomplete, limit_s=LIMIT_S, what="records")
         assert sorted(record["role"] for record in records) == ["decode", "gateway", "prefill"]
         assert {record["state"] for record in records} == {"ready"}
         assert all(record["endpoint"].startswith("tcp://") for record in records)
@@ -139,7 +147,8 @@ async def test_every_worker_has_a_record_that_can_be_read(tmp_path: Path, privat
 async def test_shorter_prompts_are_taken_first_and_every_waiting_one_is_answered(
     tmp_path: Path, private_redis: RedisServer
 ) -> None:
-    async with running(tmp_path, private_redis, prefill=0, decode=1) as pipeline:
+    environ = {"PDQ_GATEWAY__PREFILL_MS_PER_TOKEN": "20"}  # so that it is no matter how late they come
+    async with running(tmp_path, private_redis, prefill=0, decode=1, environ=environ) as pipeline:
         ledger = Ledger(pipeline.client)
         async with asyncio.TaskGroup() as group:
             asking = []
@@ -152,6 +161,6 @@ async def test_shorter_prompts_are_taken_first_and_every_waiting_one_is_answered
             ]
             assert tokens == sorted(tokens)
             async with prefill_worker(private_redis):
-                await asyncio.wait(asking, timeout=20)
+                await asyncio.wait(asking, timeout=LIMIT_S)
         ledger.all_right()
         await pipeline.quiet()

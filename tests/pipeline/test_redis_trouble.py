@@ -16,11 +16,15 @@ from tests.servers import RedisServer
 
 ENVIRON = {
     "PDQ_PREFILL_WORKER__LEASE_S": "3",
+    "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
     "PDQ_REDIS_GAP_S": "2",
+    "PDQ_REDIS_TIMEOUT_S": "15",
+    "PDQ_GATEWAY__QUEUE_TIMEOUT_S": "15",
     "PDQ_PREFILL_WORKER__SIM_PREFILL_TOKEN_MS": "0.05",
     "PDQ_DECODE_WORKER__SIM_DECODE_MS": "5",
 }
-BOUND_S = 20.0
+BOUND_S = 40.0
+NUM_CLIENTS, NUM_CUTS = 12, 5
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ async def pipeline(tmp_path: Path, private_redis: RedisServer) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def clients(ledger: Ledger, *, count: int = 12) -> AsyncIterator[None]:
+async def clients(ledger: Ledger, *, count: int = NUM_CLIENTS) -> AsyncIterator[None]:
     """So many clients that ask one request after the other, until the block is left."""
     is_over = False
     rng = random.Random(count)
@@ -70,13 +74,14 @@ def check(ledger: Ledger) -> None:
 async def test_connections_that_redis_cuts_under_load_cost_nobody_a_wrong_answer(pipeline: Pipeline) -> None:
     ledger = Ledger(pipeline.client)
     async with clients(ledger):
-        for _ in range(5):
+        for _ in range(NUM_CUTS):
             await more_right_answers(ledger, 30)
             await pipeline.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await more_right_answers(ledger, 50)
 
     check(ledger)
-    assert ledger.num_right > len(ledger.lines) * 0.8, "a cut connection fails what was on it, no more"
+    num_failed = len(ledger.lines) - ledger.num_right
+    assert num_failed <= NUM_CUTS * NUM_CLIENTS, "a cut connection fails what was on it, no more"
     await pipeline.quiet()
 
 
@@ -134,7 +139,7 @@ async def test_a_redis_that_loses_everything_under_load_costs_nobody_an_answer(p
 async def test_requests_that_wait_when_everything_is_lost_are_answered(
     tmp_path: Path, private_redis: RedisServer
 ) -> None:
-    environ = {**ENVIRON, "PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "200"}
+    environ = {**ENVIRON, "PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "600"}
     async with running(tmp_path, private_redis, prefill=1, decode=1, environ=environ) as pipeline:
         ledger = Ledger(pipeline.client)
         async with asyncio.TaskGroup() as group:
@@ -144,7 +149,7 @@ async def test_requests_that_wait_when_everything_is_lost_are_answered(
             async def not_queued() -> str:
                 return "" if await pipeline.redis.xlen(pipeline.key("prefill")) > 10 else "too few in the queue"
 
-            await eventually(not_queued, limit_s=5, what="queue")
+            await eventually(not_queued, limit_s=60, what="queue")
             await pipeline.redis.flushall()
 
         ledger.all_right()

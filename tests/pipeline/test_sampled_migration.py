@@ -15,7 +15,7 @@ from tests.pipeline import process_logs
 from tests.pipeline.harness import Pipeline, eventually, running
 from tests.servers import RedisServer
 
-MAX_TOKENS = 32
+MAX_TOKENS = 64
 KILLED_AFTER = 6
 WAYS: Mapping[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -28,6 +28,7 @@ LIMIT_S = 90.0
 NUM_CLIENTS = 6
 ENVIRON = {
     "PDQ_PREFILL_WORKER__LEASE_S": "2",
+    "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
     "PDQ_REDIS_GAP_S": "1",
     "PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "20",
     "PDQ_DECODE_WORKER__SIM_DECODE_MS": "5",
@@ -73,7 +74,7 @@ async def more_answers(ledger: Ledger, count: int) -> None:
         answered = sum(line.is_over for line in ledger.lines)
         return "" if answered >= target else f"{answered} answers, {target} wanted"
 
-    await eventually(too_few, limit_s=30, what="answers under load")
+    await eventually(too_few, limit_s=60, what="answers under load")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,16 @@ def traces(pipeline: Pipeline, folder: Path) -> Traces:
         files=files_of(folder),
         num_gateway_sockets=gateway.num_fds(),
     )
+
+
+async def all_there(pipeline: Pipeline, count: int) -> None:
+    """Waits until so many are in the registry. One that is late with a heartbeat isn't, for a moment."""
+
+    async def others() -> str:
+        found = sorted(await pipeline.workers())
+        return "" if len(found) == count else str(found)
+
+    await eventually(others, limit_s=60, what=f"{count} processes in the registry")
 
 
 def seconds_to_first_work(log_dir: Path, role: str) -> float | None:
@@ -123,7 +134,7 @@ async def test_a_worker_that_comes_under_load_has_work_within_seconds(
             async def idle() -> str:
                 return "" if seconds_to_first_work(pipeline.log_dir, role) is not None else "it has none"
 
-            await eventually(idle, limit_s=20, what="work of the new worker")
+            await eventually(idle, limit_s=60, what="work of the new worker")
             seconds = seconds_to_first_work(pipeline.log_dir, role)
 
         print(f"{role}: work after {seconds:.2f} s")
@@ -136,7 +147,8 @@ async def test_a_worker_that_comes_under_load_has_work_within_seconds(
 async def test_a_worker_drained_by_hand_finishes_and_is_not_started_again(
     tmp_path: Path, private_redis: RedisServer
 ) -> None:
-    async with running(tmp_path, private_redis, prefill=2, decode=2, environ=ENVIRON) as pipeline:
+    unhurried = {**ENVIRON, "PDQ_PREFILL_WORKER__LEASE_S": "10"}  # a busy machine lets none of them run out
+    async with running(tmp_path, private_redis, prefill=2, decode=2, environ=unhurried) as pipeline:
         ledger = Ledger(pipeline.client)
         gone = [next(name for name in await pipeline.workers() if name.startswith(r)) for r in ("prefill", "decode")]
         async with constant_load(ledger):
@@ -146,15 +158,14 @@ async def test_a_worker_drained_by_hand_finishes_and_is_not_started_again(
             async def still_there() -> str:
                 return "" if len(pipeline.deployment.children) == 3 else str(pipeline.deployment.children)
 
-            await eventually(still_there, limit_s=20, what="end of the drained processes")
+            await eventually(still_there, limit_s=60, what="end of the drained processes")
             assert "prefill=1 decode=1" in await pdq(pipeline, "scale")
 
         ledger.all_right()
         assert not process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")
         assert not process_logs.events(pipeline.log_dir, "leases_reaped")
-        workers = await pipeline.workers()
-        assert len(workers) == 3
-        assert not set(gone) & set(workers)
+        assert not set(gone) & set(await pipeline.workers())
+        await all_there(pipeline, 3)
         await pipeline.quiet()
 
 
@@ -194,7 +205,7 @@ async def test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothin
         async def names_of_the_dead() -> str:
             return ", ".join(await consumers_of_the_dead(pipeline))
 
-        await eventually(names_of_the_dead, limit_s=15, what="consumers of living workers only")
+        await eventually(names_of_the_dead, limit_s=60, what="consumers of living workers only")
         assert most_consumers <= 2 * 4
         after = traces(pipeline, tmp_path)
         print(f"{len(ledger.lines)} requests; {before.num_gateway_sockets} -> {after.num_gateway_sockets} gateway fds")
@@ -203,5 +214,5 @@ async def test_cycles_of_more_and_fewer_workers_lose_no_request_and_leave_nothin
         assert after.files == before.files
         assert list(temporary.iterdir()) == []
         assert len([name for name in os.listdir(pipeline.log_dir)]) <= 3 + 2 * 3
-        assert len(await pipeline.workers()) == 3
+        await all_there(pipeline, 3)
         assert after.num_gateway_sockets <= before.num_gateway_sockets + NUM_CLIENTS + 20

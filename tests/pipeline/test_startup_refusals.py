@@ -12,8 +12,8 @@ from tests.pipeline.roles import ROLES, run_to_end, serving
 from tests.servers import RedisServer, redis_binary
 
 WORKERS = ROLES[1:]
-BRISK = ("--heartbeat-s", "0.2", "--registry-ttl-s", "1")
-"""A newcomer that doesn't fit looks again for one TTL."""
+BRISK = ("--heartbeat-s", "0.2", "--registry-ttl-s", "4")
+"""A newcomer that doesn't fit looks again for one TTL; who is there must not be late with its heartbeat for so long."""
 
 
 @pytest.fixture

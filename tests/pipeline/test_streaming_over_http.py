@@ -13,7 +13,10 @@ from tests.pipeline.harness import Pipeline, running
 from tests.servers import RedisServer
 
 DECODE_MS = 30
+KEEPALIVE_S = 0.4
 NUM_TOKENS = 20
+NUM_TRIES = 5
+"""A test on a busy machine may itself read late, and several tokens at once: it does so once or twice, not always."""
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class Curl:
 
 
 async def curl(url: str, body: dict[str, object], *options: str) -> Curl:
-    command = ["curl", "-N", "-s", "-i", "-m", "20", "-H", "Content-Type: application/json", *options]
+    command = ["curl", "-N", "-s", "-i", "-m", "60", "-H", "Content-Type: application/json", *options]
     process = await asyncio.create_subprocess_exec(
         *command, "-d", json.dumps(body), url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -61,27 +64,35 @@ async def test_curl_sees_tokens_one_by_one_and_the_end(tmp_path: Path, private_r
         url = f"{pipeline.url}/v1/completions"
         body = {"model": "sim", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
 
-        result = await curl(url, body, "-H", "X-Request-Id: from-curl")
-
-        assert result.code == 0
-        assert result.head[0].split()[1] == "200"
-        assert result.header("content-type") == "text/event-stream; charset=utf-8"
-        assert result.header("cache-control") == "no-cache"
-        assert result.header("x-accel-buffering") == "no"
-        assert result.header("x-request-id") == "from-curl"
-        assert result.data[-1][1] == "[DONE]"
-        tokens = [
-            (at, choice["text"])
-            for at, line in result.data[:-1]
-            for choice in json.loads(line)["choices"]
-            if choice["text"]
-        ]
-        assert "".join(text for _, text in tokens) == prompt[:NUM_TOKENS]
-        assert len(tokens) >= NUM_TOKENS - 1, "a chunk carries one token"
-        gaps_ms = sorted((b - a) * 1000 for (a, _), (b, _) in itertools.pairwise(tokens))
-        assert gaps_ms[len(gaps_ms) // 2] > DECODE_MS * 0.6, gaps_ms
-        assert tokens[-1][0] - tokens[0][0] > DECODE_MS * (NUM_TOKENS - 2) * 0.8 / 1000
+        for number in range(NUM_TRIES):
+            result = await curl(url, {**body, "prompt": f"{number} {prompt}"}, "-H", "X-Request-Id: from-curl")
+            tokens = check_stream(result, f"{number} {prompt}"[:NUM_TOKENS])
+            gaps_ms = sorted((b - a) * 1000 for a, b in itertools.pairwise(tokens))
+            is_slow = tokens[-1] - tokens[0] > DECODE_MS * (NUM_TOKENS - 2) * 0.8 / 1000
+            if is_one_by_one := is_slow and gaps_ms[len(gaps_ms) // 2] > DECODE_MS * 0.6:
+                break
+        assert is_one_by_one, gaps_ms
         await pipeline.quiet()
+
+
+def check_stream(result: Curl, text: str) -> list[float]:
+    """When each token could be read."""
+    assert result.code == 0
+    assert result.head[0].split()[1] == "200"
+    assert result.header("content-type") == "text/event-stream; charset=utf-8"
+    assert result.header("cache-control") == "no-cache"
+    assert result.header("x-accel-buffering") == "no"
+    assert result.header("x-request-id") == "from-curl"
+    assert result.data[-1][1] == "[DONE]"
+    tokens = [
+        (at, choice["text"])
+        for at, line in result.data[:-1]
+        for choice in json.loads(line)["choices"]
+        if choice["text"]
+    ]
+    assert "".join(piece for _, piece in tokens) == text
+    assert len(tokens) >= NUM_TOKENS - 1, "a chunk carries one token"
+    return [at for at, _ in tokens]
 
 
 async def test_each_event_is_one_data_line_and_an_empty_line(tmp_path: Path, private_redis: RedisServer) -> None:
@@ -106,16 +117,17 @@ async def test_each_event_is_one_data_line_and_an_empty_line(tmp_path: Path, pri
 async def test_a_long_prefill_keeps_the_stream_alive_with_comments(tmp_path: Path, private_redis: RedisServer) -> None:
     environ = {
         "PDQ_PREFILL_WORKER__SIM_PREFILL_MS": "1500",
-        "PDQ_GATEWAY__SSE_FIRST_EVENT_S": "0.4",
-        "PDQ_GATEWAY__SSE_KEEPALIVE_S": "0.4",
+        "PDQ_GATEWAY__SSE_FIRST_EVENT_S": str(KEEPALIVE_S),
+        "PDQ_GATEWAY__SSE_KEEPALIVE_S": str(KEEPALIVE_S),
     }
     async with slow(tmp_path, private_redis, **environ) as pipeline:
         body = {"model": "sim", "prompt": "patience", "max_tokens": 3, "stream": True}
 
+        asked_at = time.monotonic()
         result = await curl(f"{pipeline.url}/v1/completions", body)
 
         comments = [line for _, line in result.lines if line.startswith(":")]
-        assert 1 <= len(comments) <= 4, comments
+        assert 1 <= len(comments) <= (result.data[-1][0] - asked_at) / KEEPALIVE_S, comments
         assert result.data[-1][1] == "[DONE]"
         await pipeline.quiet()
 

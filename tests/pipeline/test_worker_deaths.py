@@ -19,12 +19,22 @@ from tests.pipeline.ledger import Ledger, text_of
 from tests.servers import RedisServer
 
 LEASE_S = 2.0
+LIMIT_S = 60.0
+"""For what takes a second on an idle machine, or ten when a process starts."""
 ENVIRON = {
     "PDQ_PREFILL_WORKER__LEASE_S": str(LEASE_S),
+    "PDQ_PREFILL_WORKER__MAX_FAILURES": "8",
     "PDQ_REDIS_GAP_S": "1",
     "PDQ_PREFILL_WORKER__SIM_PREFILL_TOKEN_MS": "0.05",
     "PDQ_DECODE_WORKER__SIM_DECODE_MS": "5",
 }
+UNHURRIED = {
+    **ENVIRON,
+    "PDQ_PREFILL_WORKER__LEASE_S": "10",
+    "PDQ_PREFILL_WORKER__HEARTBEAT_S": "0.2",
+    "PDQ_PREFILL_WORKER__NOTICE_TRIES": "50",
+}
+"""On a busy machine, too, no lease runs out, prefill workers hear in time who leaves, and who lives is not silent."""
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +60,7 @@ async def answered(ledger: Ledger, count: int) -> None:
         done = sum(bool(line.status) and line.is_whole for line in ledger.lines)
         return "" if done >= count else f"{done} answers"
 
-    await eventually(too_few, limit_s=40, what=f"{count} answers")
+    await eventually(too_few, limit_s=LIMIT_S, what=f"{count} answers")
 
 
 def engine_of(pipeline: Pipeline, name: str) -> int:
@@ -84,26 +94,27 @@ async def test_a_decode_worker_killed_in_mid_stream_leaves_the_streams_whole(
         rng = random.Random(5)
         async with asyncio.TaskGroup() as group:
             for number in range(12):
-                group.create_task(ledger.ask(f"{number} {text_of(400, rng)}", max_tokens=150, stream=number % 4 < 3))
+                group.create_task(ledger.ask(f"{number} {text_of(400, rng)}", max_tokens=400, stream=number % 4 < 3))
 
             async def too_short() -> str:
                 streams = [line for line in ledger.lines if line.is_stream]
                 shortest = min((len(line.text) for line in streams), default=0)
                 return "" if len(streams) == 9 and shortest > 20 else f"{len(streams)} streams, {shortest} tokens"
 
-            await eventually(too_short, limit_s=15, what="streams under way")
+            await eventually(too_short, limit_s=LIMIT_S, what="streams under way")
             pipeline.kill("decode-1")
 
         ledger.all_right()
         assert process_logs.events(pipeline.log_dir, "request_migrated", "gateway-1")
-        assert max(line.seconds for line in ledger.lines) < 15
+        assert max(line.seconds for line in ledger.lines) < 30  # of which the tokens take 8 s
         await pipeline.quiet()
 
 
 async def test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_once(
     tmp_path: Path, private_redis: RedisServer
 ) -> None:
-    async with running(tmp_path, private_redis, environ=ENVIRON) as pipeline:
+    environ = {**ENVIRON, "PDQ_PREFILL_WORKER__KV_HOLD_S": "300", "PDQ_DECODE_WORKER__DECODE_STALL_S": "60"}
+    async with running(tmp_path, private_redis, environ=environ) as pipeline:
         ledger = Ledger(pipeline.client)
         os.kill(engine_of(pipeline, "decode-1"), signal.SIGSTOP)  # it accepts, and reads nothing
         asking = asyncio.create_task(ledger.ask("read me " * 50, max_tokens=8))
@@ -111,12 +122,12 @@ async def test_the_kv_for_a_decode_worker_that_died_before_it_read_is_freed_at_o
         async def not_accepted() -> str:
             return "" if process_logs.events(pipeline.log_dir, "handed_over", "prefill-1") else "not handed over"
 
-        await eventually(not_accepted, limit_s=5, what="accepted prefill")
+        await eventually(not_accepted, limit_s=LIMIT_S, what="accepted prefill")
         pipeline.kill("decode-1")
         await asking
 
         ledger.all_right()
-        await pipeline.quiet(limit_s=5)  # far below kv_hold_s, the backstop
+        await pipeline.quiet(limit_s=30)  # far below kv_hold_s, the backstop
 
 
 async def test_a_prefill_worker_that_wakes_up_after_its_lease_does_no_harm(
@@ -146,7 +157,7 @@ async def test_a_prefill_worker_that_wakes_up_after_its_lease_does_no_harm(
 async def test_a_worker_that_is_told_to_stop_finishes_what_it_has(
     tmp_path: Path, private_redis: RedisServer, name: str
 ) -> None:
-    async with running(tmp_path, private_redis, prefill=2, decode=2, environ=ENVIRON) as pipeline:
+    async with running(tmp_path, private_redis, prefill=2, decode=2, environ=UNHURRIED) as pipeline:
         ledger = Ledger(pipeline.client)
         child = pipeline.child(name)
         async with load(pipeline, ledger, requests=150):
@@ -156,7 +167,7 @@ async def test_a_worker_that_is_told_to_stop_finishes_what_it_has(
             async def still_running() -> str:
                 return "" if child.restarts else "it runs"
 
-            await eventually(still_running, limit_s=10, what="drained worker")
+            await eventually(still_running, limit_s=LIMIT_S, what="drained worker")
 
         ledger.all_right()
         assert process_logs.events(pipeline.log_dir, "stopped", name), "it ended by itself"
@@ -179,7 +190,7 @@ async def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path
                 streams = [line for line in ledger.lines if line.is_stream]
                 return "" if len(streams) == 5 and all(line.text for line in streams) else "not all begun"
 
-            await eventually(too_early, limit_s=10, what="streams under way")
+            await eventually(too_early, limit_s=LIMIT_S, what="streams under way")
             pipeline.kill("gateway-1", signal.SIGTERM)
 
         ledger.all_right()
@@ -187,7 +198,7 @@ async def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path
         async def still_running() -> str:
             return "" if child.restarts else "it runs"
 
-        await eventually(still_running, limit_s=10, what="drained gateway")
+        await eventually(still_running, limit_s=LIMIT_S, what="drained gateway")
         assert process_logs.events(pipeline.log_dir, "stopped", "gateway-1")
         await pipeline.quiet()
 
@@ -209,7 +220,7 @@ async def test_a_worker_whose_engine_dies_gives_its_work_back_and_is_started_aga
             async def not_restarted() -> str:
                 return "" if child.restarts == 1 and child.state == "running" else child.state
 
-            await eventually(not_restarted, limit_s=10, what="restarted worker")
+            await eventually(not_restarted, limit_s=LIMIT_S, what="restarted worker")
 
         ledger.all_right()
         assert child.restarts == 1
