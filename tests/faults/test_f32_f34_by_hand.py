@@ -25,7 +25,6 @@ from tests.pipeline.ledger import Ledger
 from tests.pipeline.test_worker_metrics import scrape
 
 pytestmark = [
-    pytest.mark.push_suffices,
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.parametrize("pipeline", ["pull"], indirect=True, scope="package"),
 ]
