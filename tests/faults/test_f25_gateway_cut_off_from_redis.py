@@ -16,7 +16,7 @@ from tests.pipeline.ledger import Ledger
 from tests.servers import RedisServer
 
 ORPHAN_S = 2.0
-NUM_WAITING = 10
+NUM_WAITING = 14
 """One is prefilled per second: some of them must wait for longer than until they count as orphans."""
 SLOW = {
     **ENVIRON,
@@ -56,6 +56,7 @@ async def test_a_gateway_that_is_cut_off_from_redis_loses_nothing_and_says_so_to
     await _under_way(ledger)
     asking += [asyncio.create_task(ledger.ask(f"{n} waits " * 40, stream=n % 2 == 0)) for n in range(NUM_WAITING)]
     await _in_queue(pipeline, NUM_WAITING - 3)
+    await _heard(pipeline)
 
     gateway = pipeline.child("gateway-1").pid
     link.stall(pid=gateway)
@@ -86,6 +87,21 @@ async def _in_queue(pipeline: Pipeline, count: int) -> None:
         return "" if queued >= count else f"{queued} are queued"
 
     await eventually(too_few, limit_s=60, what="queued jobs")
+
+
+async def _heard(pipeline: Pipeline) -> None:
+    """Waits until the gateway knows what the queue has taken: for two heartbeats, of which the second is not sent
+    before the answers to what went with the first one were read.
+    """
+    (gateway,) = (name for name, record in (await pipeline.workers()).items() if record["role"] == "gateway")
+    for _ in range(2):
+        before = await pipeline.redis.zscore(pipeline.key("workers"), gateway)
+
+        async def silent(before: float = before) -> str:
+            last = await pipeline.redis.zscore(pipeline.key("workers"), gateway)
+            return "" if last > before else "no heartbeat"
+
+        await eventually(silent, limit_s=60, what="heartbeat of the gateway")
 
 
 async def _orphans(pipeline: Pipeline) -> None:

@@ -29,12 +29,14 @@ pytestmark = [
     pytest.mark.parametrize("pipeline", ["pull"], indirect=True, scope="package"),
 ]
 
+SHORT = ("--lease-s", "6")
+"""What is in the stream alone is found when a lease is over."""
 FIVE_MB = b"\x07" * 5_000_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def crew(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Crew]:
-    async with hired(pipeline, tmp_path_factory.mktemp("crew"), prefill_flags=(), decode_flags=()) as hired_crew:
+    async with hired(pipeline, tmp_path_factory.mktemp("crew"), prefill_flags=SHORT, decode_flags=()) as hired_crew:
         hired_crew.stage.allowed_faults = ("payload_unreadable",)
         yield hired_crew
 
