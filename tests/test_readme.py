@@ -12,6 +12,8 @@ import pytest
 
 from tests.servers import free_port
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 COMMANDS = [

@@ -14,6 +14,8 @@ from pdq.cli.gateway_client import ChatFailed, is_ready, stream_chat
 from pdq.cli.main import main
 from tests.cli.conftest import LIMIT_S, assert_nothing_left
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 DEMO = [sys.executable, "-c", "import sys; from pdq.cli.main import main; sys.exit(main())", "demo", "--engine", "sim"]
 
 

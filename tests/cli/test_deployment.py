@@ -20,6 +20,8 @@ from pdq.cli.redis_server import server_command, wait_until_serving
 from tests.cli.conftest import LIMIT_S, assert_nothing_left, names_of, processes_in
 from tests.servers import free_port
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 UP = [sys.executable, "-c", "import sys; from pdq.cli.main import main; sys.exit(main())", "up", "--engine", "sim"]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"broker", "connector", "decode_worker", "engine", "gateway", "pdq", "prefill_worker"}
 TARGETS = ["help", "demo", "check", "test", "test-long", "test-vllm", "vllm-cpu", "parity", "format", "clean"]

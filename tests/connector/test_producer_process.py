@@ -18,6 +18,8 @@ from connector.mooncake import MooncakeTransport
 from tests.connector.producer_process import BLOCK_BYTES, NUM_BLOCKS
 from tests.connector.worlds import PATIENT, World
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 NUM_TOKENS = NUM_BLOCKS * 16
 IDS = list(range(NUM_BLOCKS))
 

@@ -19,6 +19,8 @@ from pdq.wire.types import KvSource
 from tests.connector.pushing_process import BLOCK_BYTES, NUM_BLOCKS, NUM_LAYERS, SETTINGS
 from tests.connector.worlds import World
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 NUM_TOKENS = NUM_BLOCKS * 16
 IDS = list(range(NUM_BLOCKS))
 Start = Callable[[float], tuple["subprocess.Popen[str]", KvSource]]

@@ -20,6 +20,8 @@ from engine.embedded.client import EmbeddedEngine
 from engine.embedded.settings import EngineSettings
 from tests.engine.drive import SMALL, Answers, request
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 TEXT = "The quick brown fox jumps over the lazy dog"
 LIMIT_S = 90.0
 

@@ -17,6 +17,8 @@ from engine.embedded.settings import EngineSettings
 from tests.engine.drive import request
 from tests.engine.test_engine_process import Running
 
+pytestmark = pytest.mark.timeout(300)  # several processes start, on a machine that may be busy
+
 TEXT = "The quick brown fox jumps over the lazy dog"
 PATIENT = ConnectorSettings(kv_lease_s=90.0, kv_wait_s=90.0, kv_answer_s=0.2, kv_answer_tries=300)
 SOON_ALONE = ConnectorSettings(kv_lease_s=8.0, kv_answer_s=0.2, kv_answer_tries=25)

@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 
 import httpx
+import pytest
 
 from gateway.exchange import Exchange
 from gateway.session import Session
@@ -15,6 +16,8 @@ from gateway.settings import GatewaySettings
 from tests.gateway.conftest import World, world
 from tests.gateway.echo_pipeline import Script, echo_pipeline
 from tests.leftovers import held, no_more_than
+
+pytestmark = pytest.mark.timeout(300)  # many requests, on a machine that may be busy
 
 
 def what_is_held() -> Counter[str]:
