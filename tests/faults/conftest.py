@@ -44,11 +44,15 @@ ENVIRON = {
     "PDQ_GATEWAY__MAX_MIGRATIONS": "8",
 }
 
+NOISE_LINES = 30_000
+"""Of the gateway over all tests, long ones too, that logs a line per request."""
+
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package", params=["pull", "push"])
 async def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pipeline]:
     folder = tmp_path_factory.mktemp(request.param)
-    async with shared(folder, prefill=0, decode=0, mode=request.param, environ=ENVIRON) as deployment:
+    settings = {"mode": request.param, "environ": ENVIRON, "noise_lines": NOISE_LINES}
+    async with shared(folder, prefill=0, decode=0, **settings) as deployment:
         yield deployment
 
 
