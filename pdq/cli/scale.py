@@ -2,6 +2,7 @@
 
 Fewer: the newest drain, finish what they have and end. A role that is not named stays as it is. Without numbers it
 shows what each `pdq up` runs. Exit code 0 reached (or asked for, with --no-wait), 1 not reached, 2 nobody to ask.
+A row that is missing while it waits is no proof of an end: on a busy machine, or after Redis hung, it is late.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _NUMBER: Final = re.compile(r"(\w+)=(\w*)")
 _ROLES: Final = ("prefill", "decode")
 _FIRST_ROW_S: Final = 3.0
 """A `pdq up` that has just started is heard of within this time."""
+_SILENT_S: Final = 2 * RegistrySettings().registry_ttl_s
+"""One whose row has been missing for so long is gone."""
 _PACE_S: Final = 0.2
 _TRIES: Final = 5
 
@@ -54,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         row = await _row(table, store, settings.host)
         wish = await _ask(table, row, asked)
         print(f"{row.name}: asked for {wish} (was {row.wish})", flush=True)
-        return await _until_reached(table, row.name, wish, settings.wait_limit_s) if settings.wait else 0
+        return await _until_reached(table, row, wish, settings.wait_limit_s) if settings.wait else 0
 
     return run_with_store("pdq scale", loaded, settings.store, scale)
 
@@ -110,22 +113,29 @@ async def _ask(table: RedisScale, row: ScaleRow, asked: Mapping[str, int]) -> Wi
     raise CommandFailed("others ask for other numbers all the time")
 
 
-async def _until_reached(table: RedisScale, name: str, wish: Wish, limit_s: float) -> int:
-    started_at, said = time.monotonic(), ""
+async def _until_reached(table: RedisScale, before: ScaleRow, wish: Wish, limit_s: float) -> int:
+    """`before`: the row that was asked."""
+    started_at = heard_at = time.monotonic()
+    said, is_away = "", False
     while True:
-        row = next((row for row in await table.rows() if row.name == name), None)
+        row = next((row for row in await table.rows() if row.name == before.name), None)
+        now = time.monotonic()
         if row is None:
-            raise CommandFailed(f"{name} is gone")
-        if row.wish != wish:
-            raise CommandFailed(row.state.problem or f"somebody has asked for {row.wish} meanwhile")
-        passed_s = time.monotonic() - started_at
-        progress = _progress(row, wish)
+            is_away, progress = True, f"no word of {before.name}"
+        else:
+            if is_away and row.wish == before.wish:  # it has brought the one that it had read: ours is lost
+                row = dataclasses.replace(row, wish=await table.ask(row, wish) or row.wish)
+            if row.wish != wish:
+                raise CommandFailed(row.state.problem or f"somebody has asked for {row.wish} meanwhile")
+            heard_at, is_away, progress = now, False, _progress(row, wish)
         if progress != said:
-            print(f"{passed_s:6.1f} s  {progress}", flush=True)
+            print(f"{now - started_at:6.1f} s  {progress}", flush=True)
             said = progress
-        if _is_reached(row, wish):
+        if row is not None and _is_reached(row, wish):
             return 0
-        if passed_s > limit_s:
+        if now - heard_at > _SILENT_S:
+            raise CommandFailed(f"{before.name} is gone")
+        if now - started_at > limit_s:
             raise CommandFailed(f"not reached within {limit_s:g} s; it goes on trying")
         await asyncio.sleep(_PACE_S)
 

@@ -72,6 +72,42 @@ async def test_why_it_is_not_reached_is_said(private_redis: RedisServer, capsys:
     assert "prefill-2 can't start: no memory" in capsys.readouterr().err
 
 
+async def silence(field: Field) -> None:
+    """As when `pdq up` is late with its row. The beats under way are ahead of us on the same connection."""
+    field.state = None
+    await field.scale.leave(ROW)
+
+
+async def test_a_row_that_is_missing_for_a_while_is_waited_for_and_asked_again(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        command = asyncio.create_task(field.run("scale", "prefill=2"))
+        wish = await asked(field)
+        await silence(field)
+        await printed_until(capsys, f"no word of {ROW}")
+        field.wish = Wish(prefill=1, decode=1)  # as if it had not read what was asked
+        field.state = STATE
+        asked_again = await asked(field)
+        field.state = dataclasses.replace(STATE, wish=str(asked_again), prefill=2)
+        code = await command
+
+    assert (asked_again, code) == (wish, 0)
+
+
+async def test_a_pdq_up_that_stays_silent_is_gone(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with field_of(private_redis, state=STATE) as field:
+        command = asyncio.create_task(field.run("scale", "prefill=2"))
+        await asked(field)
+        await silence(field)
+        code = await command
+
+    assert code == 1
+    assert f"{ROW} is gone" in capsys.readouterr().err
+
+
 async def test_the_wait_has_a_limit(private_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
     async with field_of(private_redis, state=STATE) as field:
         code = await field.run("scale", "prefill=2", "--wait-limit-s", "0.3")
