@@ -223,6 +223,8 @@ class WorkerRecord:
     """Gateways: the address that clients use."""
     max_model_len: int = 0
     """Most tokens of prompt and answer that the worker's engine takes; 0: not said."""
+    capabilities: str = ""
+    """What its engine can do, `pdq.wire.types.Capability` words; empty: not said."""
     prefill_time: str = ""
     """Prefill workers: how long a prefill takes, as `prefill_time.py` writes it; empty: too few so far."""
     done_tokens: int = 0

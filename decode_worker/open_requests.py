@@ -14,7 +14,7 @@ from broker.links import NoticePeers
 from broker.messages import Failed
 from decode_worker.metrics import DecodeMetrics
 from decode_worker.requests import DecodeRequest, RequestTable
-from engine.base import Engine, EngineError
+from engine.base import FINAL_ERRORS, Engine, EngineError
 from pdq.runtime.background import Background
 
 _CANCEL_S: Final = 1.0
@@ -53,7 +53,7 @@ class OpenRequests:
         self._metrics.on_end("failed")
         self._metrics.on_failure(code, detail)
         self.table.close(request, self._clock(), gone=error)
-        self.spawn(self._send_failed(request, code=code, detail=detail))
+        self.spawn(self._send_failed(request, code=code, detail=detail, retryable=code not in FINAL_ERRORS))
 
     def abort(self, request: DecodeRequest, *, reason: str | None) -> None:
         """With a reason, a repeated KvReady of this pair is answered Gone; without, it may start anew."""

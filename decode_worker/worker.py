@@ -144,6 +144,7 @@ class DecodeWorker:
             free_blocks=self._ledger.free_blocks,
             block_size=self._info.block_size,
             max_model_len=self._info.max_model_len,
+            capabilities=" ".join(self._info.capabilities),
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             done_tokens=self._metrics.num_tokens,

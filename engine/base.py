@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from pdq.wire.types import KvSource, KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+from pdq.wire.types import Capability, KvSource, KvTicket, Pair, SamplingParams, TokenLogprob, TransferStats
+
+FINAL_ERRORS: Final = frozenset({"invalid_output_format"})
+"""Codes of `EngineOutput.error` that say that the request is wrong: no other engine would take it."""
 
 
 class EngineError(Exception):
@@ -72,7 +75,8 @@ class EngineOutput:
     """`stop` (EOS or a stop token, which is the last of token_ids), `length`, or `prefilled` (PrefillOnly)."""
     stop_token_id: int | None = None
     error: str | None = None
-    """`kv_transfer_failed: ...` or `engine_error: ...`; retryable elsewhere."""
+    """`code: detail`. `kv_transfer_failed`, `engine_error`, `unsupported` (a capability that this engine hasn't):
+    retryable elsewhere; those of FINAL_ERRORS are not."""
     ticket: KvTicket | None = None
     """With `prefilled`."""
     cached_tokens: int = 0
@@ -123,8 +127,8 @@ class EngineInfo:
     fingerprint: str
     """Readable `key=value` pairs of all that must be equal on P and D."""
     resume_exact: bool
-    logprobs: bool
-    prompt_logprobs: bool
+    """Continuing from generated ids gives what an undisturbed run would have given."""
+    capabilities: tuple[Capability, ...]
 
 
 class Engine(Protocol):

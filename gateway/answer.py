@@ -10,13 +10,13 @@ from typing import Any, Final
 import structlog
 
 from gateway.choice import Choice
+from gateway.commands import Fail, Finish
 from gateway.errors import GatewayError
 from gateway.exchange import Bell, Exchange
 from gateway.hub import Hub
 from gateway.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.metrics import GatewayMetrics
 from gateway.parsing import Ask
-from gateway.session import Fail, Finish
 from gateway.tokenizer import TextTokenizer
 from pdq.wire.types import TokenLogprob
 

@@ -14,7 +14,9 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from broker.membership import RegistryView
 from gateway.answer import Answer, Label, Part
+from gateway.capabilities import check_capabilities
 from gateway.choice import Choice
 from gateway.context_limit import ContextLimit
 from gateway.errors import GatewayError, error_json, headers_of
@@ -24,6 +26,7 @@ from gateway.http_fields import client_request_id, read_body, tenant, timeout_s,
 from gateway.hub import Hub
 from gateway.json_answer import JsonAnswer
 from gateway.metrics import GatewayMetrics
+from gateway.output_format import check_output_format
 from gateway.parsing import Ask, parse_chat, parse_completion
 from gateway.prepare import Prompt, prepare
 from gateway.session import Session
@@ -41,12 +44,14 @@ class Api:
         settings: GatewaySettings,
         *,
         model: str,
+        view: RegistryView,
         context_limit: ContextLimit,
         tokenizer: TextTokenizer,
         hub: Hub,
         metrics: GatewayMetrics,
     ) -> None:
         self.model = model
+        self._view = view
         self._context_limit = context_limit
         self.started_at = int(time.time())
         self._settings = settings
@@ -77,6 +82,9 @@ class Api:
         endpoint = "chat" if kind == "chat" else "completions"
         try:
             ask = self._parse(kind, await read_body(request, self._settings.max_body_bytes))
+            check_capabilities(ask.sampling, self._view, field=ask.format_field)
+            if ask.sampling.output_format is not None:
+                await check_output_format(ask.sampling.output_format, field=ask.format_field)
             deadline = received_at + timeout_s(request, ask.timeout_s, self._settings.request_deadline_s)
             prompts = await prepare(ask, self._tokenizer, self._context_limit())
             self._hub.check_room(len(prompts))
@@ -145,6 +153,7 @@ class Api:
                 max_tokens=prompt.sampling.max_tokens,
                 deadline=deadline,
                 max_migrations=self._settings.max_migrations,
+                is_resumable=prompt.sampling.output_format is None,
             ),
             prompt=prompt,
             prompt_ids=pack_ids(prompt.token_ids),

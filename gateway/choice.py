@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.commands import Emit
 from gateway.detokenise import TextDecoder
 from gateway.errors import GatewayError
-from gateway.session import Emit
 from gateway.stops import StopStrings
 from pdq.wire.types import TokenLogprob
 

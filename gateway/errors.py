@@ -17,6 +17,7 @@ HTTP_STATUS: Final[dict[str, tuple[int, str]]] = {
     # The request is wrong; nothing was queued.
     "invalid_json": (400, _REQUEST),
     "invalid_value": (400, _REQUEST),
+    "invalid_output_format": (400, _REQUEST),
     "unsupported": (400, _REQUEST),
     "unsupported_content_type": (400, _REQUEST),
     "context_length_exceeded": (400, _REQUEST),

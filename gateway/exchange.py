@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass, field
 
 from broker.messages import Admit
+from gateway.commands import Emit, Fail, Finish
 from gateway.prepare import Prompt
 from gateway.route import Route
-from gateway.session import Emit, Fail, Finish, Session
+from gateway.session import Session
 from pdq.wire.types import Pair, TokenLogprob
 
 

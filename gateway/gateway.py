@@ -109,6 +109,7 @@ class Gateway:
         api = Api(
             settings,
             model=model,
+            view=self._view,
             context_limit=limit,
             tokenizer=tokenizer,
             hub=self._hub,

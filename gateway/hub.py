@@ -15,6 +15,7 @@ import structlog
 from broker.links import DeltaReceiver, NoticeReply
 from broker.messages import Ack, Admit, Deltas, Failed, Go, Gone, Notice, PromptLogprobs
 from gateway.cancels import ANY_ATTEMPT, Cancels
+from gateway.commands import Command, Emit, Enqueue, Fail, Finish, QueueCancel, Refuse, SendCancel
 from gateway.endpoints import Endpoints
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
@@ -23,7 +24,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.migration import note_migration
 from gateway.owner_watch import Debt
 from gateway.queue_side import QueueSide
-from gateway.session import Command, Emit, Enqueue, Fail, Finish, QueueCancel, Refuse, SendCancel, State
+from gateway.session import State
 from gateway.settings import GatewaySettings
 from pdq.wire.types import Pair
 

@@ -15,8 +15,8 @@ from broker.membership import RegistryView
 from broker.messages import Accepted, Gone, Start
 from broker.promises import Promises
 from broker.silence import Silence
+from gateway.commands import Enqueue
 from gateway.exchange import Exchange
-from gateway.session import Enqueue
 from pdq.wire.types import Pair, num_ids
 
 log = structlog.get_logger(__name__)

@@ -21,7 +21,6 @@ REFUSED: Final[dict[str, tuple[object, ...]]] = {
     "tool_choice": (None, "none"),
     "functions": (None, []),
     "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "audio": (None,),
@@ -33,7 +32,6 @@ REFUSED: Final[dict[str, tuple[object, ...]]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "structured_outputs": (None,),
     "bad_words": (None, []),
     "allowed_token_ids": (None,),
     "logits_processors": (None, []),
@@ -76,6 +74,10 @@ class Common(BaseModel):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: list[_TokenId] | None = None
     ignore_eos: bool | None = None
+    response_format: dict[str, Any] | None = Field(None, description="type: text, json_object or json_schema.")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="vLLM's: one of json, json_object, regex, choice, grammar."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

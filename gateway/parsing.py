@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.errors import GatewayError
 from gateway.openai_schema import REFUSED, ChatMessage, ChatRequest, Common, CompletionRequest
+from gateway.output_format import field_of, read_output_format
 from pdq.wire.types import SamplingParams
 
 MAX_STOPS: Final = 16
@@ -34,6 +35,8 @@ class Ask:
     max_tokens_field: str
     sampling: SamplingParams
     """Its max_tokens is decided when the prompt's tokens are counted."""
+    format_field: str
+    """The request field that its output format came from."""
     stops: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
@@ -130,6 +133,7 @@ def _ask(
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         sampling=_sampling(request, logprobs, prompt_logprobs),
+        format_field=field_of(request.response_format),
         stops=_stops(request.stop),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
@@ -164,6 +168,7 @@ def _sampling(request: Common, logprobs: int | None, prompt_logprobs: int | None
         prompt_logprobs=prompt_logprobs,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        output_format=read_output_format(request.response_format, request.structured_outputs),
     )
 
 

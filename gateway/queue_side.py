@@ -10,11 +10,12 @@ import structlog
 
 from broker.base import CODE_OF_END, RETRYABLE_ENDS, JobFate, PrefillJob, PrefillQueue
 from broker.errors import QueueUnavailable
+from gateway.commands import Command, Enqueue
 from gateway.exchange import Exchange
 from gateway.local_start import LocalStart
 from gateway.queue_cancels import QueueCancels
 from gateway.route import Route, Way, choose_route
-from gateway.session import Command, Enqueue, State
+from gateway.session import State
 from pdq.runtime.background import Background
 from pdq.wire.types import Pair, num_ids
 

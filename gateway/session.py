@@ -16,12 +16,12 @@ Laws (tests/gateway/test_session_laws.py runs random event sequences against the
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
-from broker.messages import DecodeStats, Delta
-from pdq.wire.types import Pair, TokenLogprob, pack_ids, unpack_ids
+from broker.messages import Delta
+from gateway.commands import Command, Emit, Enqueue, Fail, Finish, Owner, QueueCancel, Refuse, SendCancel
+from pdq.wire.types import Pair, pack_ids, unpack_ids
 
 
 class State(Enum):
@@ -54,70 +54,6 @@ class IllegalTransition(Exception):
     """Our own code asked a session for something that its state has no way to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The decode worker that has Go, and for which pair."""
-
-    worker: str
-    endpoint: str
-    pair: Pair
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enqueue:
-    """Put the request into the queue as `gen`, continuing after `generated_ids`."""
-
-    gen: int
-    generated_ids: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueCancel:
-    gen: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendCancel:
-    """Tell this decode worker to stop the request up to and including `pair`."""
-
-    owner: Owner
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """These tokens are from a pair that has no right to answer: tell their sender to stop."""
-
-    pair: Pair
-
-
-class Emit(NamedTuple):
-    """New tokens for the client, never repeated, never changed. (A named tuple: one per step and request.)"""
-
-    token_ids: list[int]
-    logprobs: tuple[TokenLogprob, ...] | None
-    stop_token_id: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """Terminal: `stop` or `length`."""
-
-    reason: str
-    stats: DecodeStats | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
-    """Terminal. `code` is a key of gateway.errors.HTTP_STATUS."""
-
-    code: str
-    message: str
-
-
-Command = Enqueue | QueueCancel | SendCancel | Refuse | Emit | Finish | Fail
-
-
 class Session:
     """The arbiter of one request. Every method takes an event and returns the commands to carry out, in order."""
 
@@ -126,6 +62,7 @@ class Session:
         "accepted",
         "deadline",
         "gen",
+        "is_resumable",
         "max_migrations",
         "max_tokens",
         "migrations",
@@ -134,11 +71,16 @@ class Session:
         "state",
     )
 
-    def __init__(self, *, request_id: str, max_tokens: int, deadline: float, max_migrations: int) -> None:
+    def __init__(
+        self, *, request_id: str, max_tokens: int, deadline: float, max_migrations: int, is_resumable: bool = True
+    ) -> None:
+        """`is_resumable` False: once a token was delivered nobody else can go on, as with an output format, whose
+        state is the decode worker's."""
         self.request_id = request_id
         self.max_tokens = max_tokens
         self.deadline = deadline
         self.max_migrations = max_migrations
+        self.is_resumable = is_resumable
         self.state = State.NEW
         self.gen = 0
         self.migrations = 0
@@ -274,6 +216,8 @@ class Session:
     def _migrate(self, code: str, detail: str) -> list[Command]:
         if len(self.accepted) >= self.max_tokens:
             return self._abandon(Finish(reason="length"))  # all was delivered, only the word "finished" got lost
+        if self.accepted and not self.is_resumable:
+            return self._abandon(Fail(code=code, message=f"{detail} (no other worker can go on within its format)"))
         if self.migrations >= self.max_migrations:
             return self._abandon(Fail(code=code, message=f"{detail} (given up after {self.migrations} migrations)"))
         stops: list[Command] = [QueueCancel(gen=self.gen)]

@@ -180,6 +180,7 @@ class PrefillWorker:
             free_blocks=self._ledger.free_blocks,
             block_size=self._info.block_size,
             max_model_len=self._info.max_model_len,
+            capabilities=" ".join(self._info.capabilities),
             running=stats.running if stats else 0,
             waiting=stats.waiting if stats else 0,
             parked=self._held.num_parked,

@@ -17,7 +17,7 @@ from engine.embedded.messages import Launch
 from engine.embedded.runner import Runner, RunnerError
 from engine.embedded.settings import EngineSettings
 from engine.embedded.thread_wait import sleep_while_waiting
-from pdq.wire.types import KvSource
+from pdq.wire.types import Capability, KvSource
 
 Report = Callable[[str], None]
 """Told what is being done, for start-ups that take long."""
@@ -106,8 +106,7 @@ def boot(
         ),
         fingerprint=fingerprint,
         resume_exact=runner.resume_exact,
-        logprobs=True,
-        prompt_logprobs=True,
+        capabilities=(Capability.LOGPROBS, Capability.PROMPT_LOGPROBS),
     )
     return core, info
 

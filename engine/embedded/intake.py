@@ -13,6 +13,9 @@ from pdq.wire.types import SamplingParams, unpack_ids
 class Refused(Exception):
     """The engine can't ever serve this request; the text has the numbers."""
 
+    def __init__(self, detail: str, *, code: str = "engine_error") -> None:
+        super().__init__(f"{code}: {detail}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -32,6 +35,8 @@ def new_request(request: EngineRequest, limits: Limits, *, arrival: int) -> Requ
         raise Refused("the prompt is empty")
     if max(token_ids) >= limits.vocab_size:
         raise Refused(f"token id {max(token_ids)} is outside the vocabulary of {limits.vocab_size}")
+    if request.sampling.output_format is not None and not is_prefill_only:
+        raise Refused("the embedded engine knows no output formats", code="unsupported")
     room = limits.max_model_len - len(token_ids) + is_prefill_only  # a prefill's discarded token takes no place
     if room < 1:
         raise Refused(

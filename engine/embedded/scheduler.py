@@ -103,7 +103,7 @@ class Scheduler:
         except (Refused, ValueError) as error:  # ValueError: ids of odd length, or the connector's ParamsError
             if is_known_to_half:
                 self._half.request_finished(engine_request_id, [], "error")
-            self._ends.refuse(engine_request_id, f"engine_error: {error}")
+            self._ends.refuse(engine_request_id, str(error) if isinstance(error, Refused) else f"engine_error: {error}")
             return
         self._arrivals += 1
         self._requests[engine_request_id] = request

@@ -11,11 +11,12 @@ The name doesn't hide vLLM's own package: imports are absolute, `import vllm` is
 | `environment` | the variables that vLLM and its processes read |
 | `child` | vLLM's child processes: logs, reasons of failures, death with the worker |
 | `requests` | pure: open requests, engine core outputs -> EngineOutputs, `released` exactly once |
+| `core_request` | an EngineRequest -> a request that vLLM has checked, or a refusal |
 | `sampling` | pure: pdq's SamplingParams -> the arguments of vLLM's |
 | `logprobs` | pure: vLLM's arrays -> TokenLogprob |
 | `side_channel_ports` | keeps the connector's ports free until the ranks listen on them |
 
-Nothing but `launch` and `client` touches vLLM's objects, and only `launch` imports vLLM. The engine core's messages are
-read as they come, one per step, without vLLM's output processor: ids need no detokeniser, and per-request queues cost
-more than the rest (ADR 13).
+Nothing but `launch`, `client` and `core_request` touches vLLM's objects, and only `launch` imports vLLM. The engine
+core's messages are read as they come, one per step, without vLLM's output processor: ids need no detokeniser, and
+per-request queues cost more than the rest (ADR 13).
 """

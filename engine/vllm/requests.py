@@ -103,10 +103,10 @@ class OpenRequests:
         )
         return True
 
-    def refuse(self, engine_request_id: str, reason: str) -> None:
-        """vLLM never took it: nothing to free."""
+    def refuse(self, engine_request_id: str, error: str) -> None:
+        """vLLM never took it: nothing to free. `error` is `code: detail`."""
         self._requests.pop(engine_request_id, None)
-        self._outputs.append(EngineOutput(engine_request_id=engine_request_id, error=f"engine_error: {reason}"))
+        self._outputs.append(EngineOutput(engine_request_id=engine_request_id, error=error))
         self._released.append(engine_request_id)
 
     def abort(self, engine_request_id: str) -> State | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from engine.base import EngineRequest, LoadKv, PrefillOnly, PushKv, ReceiveKv
-from pdq.wire.types import num_ids
+from pdq.wire.types import FormatKind, OutputFormat, num_ids
 
 Kv = PrefillOnly | LoadKv | PushKv | ReceiveKv | None
 
@@ -58,6 +59,19 @@ def sampling_arguments(
         "prompt_logprobs": sampling.prompt_logprobs if request.kv is None else None,
         "stop_token_ids": sorted(stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
+        "structured_outputs": structured_outputs(sampling.output_format),
         "detokenize": False,
         **extra,
     }
+
+
+def structured_outputs(wanted: OutputFormat | None) -> dict[str, Any] | None:
+    """Keyword arguments of vllm.StructuredOutputsParams."""
+    if wanted is None:
+        return None
+    value: object = wanted.text
+    if wanted.kind is FormatKind.JSON_OBJECT:
+        value = True
+    elif wanted.kind is FormatKind.CHOICE:
+        value = json.loads(wanted.text)
+    return {wanted.kind.value: value}

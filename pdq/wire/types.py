@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 MAX_TOKEN_ID: Final = 2**32 - 1
@@ -47,6 +48,34 @@ class Pair:
         return f"{self.gen}.{self.attempt}"
 
 
+class Capability(StrEnum):
+    """What an engine may or may not be able to do for a request. Words of the registry."""
+
+    LOGPROBS = "logprobs"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    STRUCTURED_OUTPUTS = "structured_outputs"
+
+
+class FormatKind(StrEnum):
+    """What an answer's text must conform to. Names as in vLLM's StructuredOutputsParams."""
+
+    JSON = "json"
+    """`text` is a JSON schema."""
+    JSON_OBJECT = "json_object"
+    """Any JSON object; `text` is empty."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """`text` is a JSON list of strings; the answer is one of them."""
+    GRAMMAR = "grammar"
+    """`text` is a context-free grammar as the engine's backend reads it (llguidance: Lark)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat:
+    kind: FormatKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. Names and meanings as in vLLM's SamplingParams; `None` means off."""
@@ -68,6 +97,8 @@ class SamplingParams:
     """The same per prompt position; computed by P, since D never sees the prompt's logits."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    output_format: OutputFormat | None = None
+    """Rules from D's first token on; P, whose token nobody sees, needs none."""
 
     @property
     def is_greedy(self) -> bool:

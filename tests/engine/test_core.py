@@ -8,6 +8,7 @@ import pytest
 
 from engine.base import PrefillOnly
 from engine.embedded.sim_echo import EOS
+from pdq.wire.types import FormatKind, OutputFormat
 from tests.engine.drive import SMALL, Bench, request
 
 TEXT = "The quick brown fox jumps over the lazy dog"
@@ -163,6 +164,13 @@ def test_what_can_never_be_served_is_refused_with_the_numbers(prompt: list[int],
 
     assert answer.end.error == f"engine_error: {reason}"
     assert answer.num_released == 1
+
+
+def test_an_output_format_is_refused_instead_of_ignored():
+    bench = Bench()
+    bench.submit(request("a", "abc", output_format=OutputFormat(kind=FormatKind.JSON_OBJECT)))
+
+    assert bench.run()["a"].end.error == "unsupported: the embedded engine knows no output formats"
 
 
 def test_kv_transfer_without_a_connector_is_refused():

@@ -13,10 +13,11 @@ from broker.errors import PeerUnavailable
 from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.messages import Accepted, Busy, Notice, Start
+from gateway.commands import Enqueue
 from gateway.exchange import Bell, Exchange
 from gateway.local_start import LocalStart
 from gateway.prepare import Prompt
-from gateway.session import Enqueue, Session
+from gateway.session import Session
 from pdq.wire.types import SamplingParams, pack_ids
 from tests.broker.stores import LIMIT_S, eventually
 

@@ -19,13 +19,14 @@ from broker.links import NoticeInbox, NoticePeers, NoticeReply, NoticeSettings
 from broker.membership import RegistryView
 from broker.memory import MemoryQueue
 from broker.messages import Accepted, Notice, Start
+from gateway.commands import Command, Enqueue, Fail, QueueCancel
 from gateway.exchange import Bell, Exchange
 from gateway.local_start import LocalStart
 from gateway.prepare import Prompt
 from gateway.queue_cancels import QueueCancels
 from gateway.queue_side import QueueSide
 from gateway.route import Way
-from gateway.session import Command, Enqueue, Fail, QueueCancel, Session, State
+from gateway.session import Session, State
 from pdq.runtime.background import Background
 from pdq.wire.types import Pair, SamplingParams, pack_ids
 

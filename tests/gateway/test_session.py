@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 
 from broker.messages import Delta
-from gateway.session import (
-    Emit,
-    Enqueue,
-    Fail,
-    Finish,
-    IllegalTransition,
-    QueueCancel,
-    Refuse,
-    SendCancel,
-    Session,
-    State,
-)
+from gateway.commands import Emit, Enqueue, Fail, Finish, QueueCancel, Refuse, SendCancel
+from gateway.session import IllegalTransition, Session, State
 from pdq.wire.types import Pair, pack_ids
 
 D1, D2 = "decode-1", "decode-2"
 
 
-def session(max_tokens: int = 8, deadline: float = 100.0, max_migrations: int = 3) -> Session:
-    return Session(request_id="r", max_tokens=max_tokens, deadline=deadline, max_migrations=max_migrations)
+def session(
+    max_tokens: int = 8, deadline: float = 100.0, max_migrations: int = 3, is_resumable: bool = True
+) -> Session:
+    return Session(
+        request_id="r",
+        max_tokens=max_tokens,
+        deadline=deadline,
+        max_migrations=max_migrations,
+        is_resumable=is_resumable,
+    )
 
 
 def queued(**kwargs: float) -> Session:
@@ -124,6 +122,31 @@ def test_changed_tokens_are_not_taken_over():
 
     assert isinstance(commands[-1], Enqueue)
     assert it.accepted.tolist() == [1, 2]
+
+
+def test_what_nobody_else_can_go_on_with_ends_with_its_worker():
+    it = queued(is_resumable=False)
+    pair = Pair(gen=1, attempt=1)
+    it.on_admit(pair, D1, "tcp://d1")
+    owner = it.owner
+    it.on_delta(D1, delta(pair, 0, (1, 2)))
+
+    commands = it.on_owner_dead(D1)
+
+    assert commands[:2] == [QueueCancel(gen=1), SendCancel(owner=owner, reason="decode_worker_lost")]
+    assert commands[2:] == [
+        Fail(
+            code="decode_worker_lost",
+            message="decode worker decode-1 is gone (no other worker can go on within its format)",
+        )
+    ]
+
+
+def test_before_its_first_token_anything_can_start_anew():
+    it = queued(is_resumable=False)
+    it.on_admit(Pair(gen=1, attempt=1), D1, "tcp://d1")
+
+    assert it.on_owner_dead(D1)[-1] == Enqueue(gen=2, generated_ids=b"")
 
 
 def test_a_migrated_request_goes_on_after_the_delivered_tokens():

@@ -5,19 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.commands import Command, Emit, Enqueue, Fail, Finish, Owner, QueueCancel, Refuse, SendCancel
 from gateway.owner_watch import Debt, Pulse, Verdict, judge
-from gateway.session import (
-    Command,
-    Emit,
-    Enqueue,
-    Fail,
-    Finish,
-    Owner,
-    QueueCancel,
-    Refuse,
-    SendCancel,
-    State,
-)
+from gateway.session import State
 from gateway.settings import GatewaySettings
 from pdq.wire.types import Pair, unpack_ids
 from tests.event_sequences import many, some
@@ -32,10 +22,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     stages = st.sampled_from(["new", "enqueued", "admitted", "streaming", "streaming"])
 
-    @initialize(max_tokens=st.integers(2, 30), max_migrations=st.integers(0, 5), stage=stages)
-    def begin(self, max_tokens: int, max_migrations: int, stage: str) -> None:
+    @initialize(
+        max_tokens=st.integers(2, 30),
+        max_migrations=st.integers(0, 5),
+        stage=stages,
+        is_resumable=st.sampled_from([True, True, False]),
+    )
+    def begin(self, max_tokens: int, max_migrations: int, stage: str, is_resumable: bool) -> None:
         """`stage`: how far it gets in the usual way, before anything happens."""
-        self.it = session(max_tokens=max_tokens, max_migrations=max_migrations, deadline=DEADLINE)
+        self.it = session(
+            max_tokens=max_tokens, max_migrations=max_migrations, deadline=DEADLINE, is_resumable=is_resumable
+        )
         self.now = 0.0
         self.emitted: list[int] = []
         self.ends: list[Command] = []
@@ -77,6 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
                 case Enqueue(gen=gen, generated_ids=generated):
                     assert gen == len(self.bases) + 1
                     assert unpack_ids(generated) == self.emitted
+                    assert self.it.is_resumable or not self.emitted
                     assert not self.at_work | self.in_queue, "the former gen was stopped before"
                     self.bases[gen] = len(self.emitted)
                     self.in_queue.add(gen)

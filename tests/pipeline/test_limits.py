@@ -44,6 +44,23 @@ async def test_a_request_beyond_the_kv_pool_is_refused_before_it_is_queued_and_o
         await pipeline.quiet()
 
 
+async def test_what_no_engine_here_can_do_is_refused_before_it_is_queued(
+    tmp_path: Path, private_redis: RedisServer
+) -> None:
+    async with running(tmp_path, private_redis) as pipeline:
+        body = {"model": "sim", "prompt": "x", "response_format": {"type": "json_object"}}
+        answer = await pipeline.client.post("/v1/completions", json=body)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported", "response_format")
+        assert "decode workers have no structured_outputs" in error["message"]
+        assert await pipeline.redis.keys(pipeline.key("req:*")) == []
+        (record,) = [
+            await pipeline.redis.hgetall(key) for key in await pipeline.redis.keys(pipeline.key("worker:decode-*"))
+        ]
+        assert record[b"capabilities"] == b"logprobs prompt_logprobs"
+
+
 async def test_the_workers_own_limit_on_tokens_holds_at_the_gateway(tmp_path: Path, private_redis: RedisServer) -> None:
     async with running(tmp_path, private_redis, environ={"PDQ_DECODE_WORKER__MAX_MODEL_LEN": "100"}) as pipeline:
         error = await refusal(pipeline, prompt_tokens=90, max_tokens=11)

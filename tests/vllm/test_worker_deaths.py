@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -81,7 +81,26 @@ async def test_preemption_on_prefill_while_layers_are_pushed(pair: Pair) -> None
     assert moved_blocks_are_equal(pair, after=began_at) >= 28
 
 
+async def until_its_end(lines: AsyncIterator[str]) -> list[str]:
+    return [line async for line in lines if line]
+
+
 async def test_decode_worker_killed_in_mid_stream_goes_on_with_the_exact_next_token(pair: Pair) -> None:
+    """Where an output format rules, whose state went with the worker, the stream ends with an error event instead."""
+    letters = {"model": pair.push.model, "prompt": "Some letters:", "max_tokens": 1000, "stream": True}
+    letters["structured_outputs"] = {"regex": "([a-z] ){900}"}
+    async with pair.push.client.stream("POST", "/v1/completions", json=letters) as response:
+        lines = response.aiter_lines()
+        async for line in lines:
+            if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]:
+                break
+        ending = asyncio.create_task(until_its_end(lines))
+        await the_other_goes_on(pair)
+        *_, last, done = await ending
+    assert (json.loads(last.removeprefix("data: "))["error"]["code"], done) == ("decode_worker_lost", "data: [DONE]")
+
+
+async def the_other_goes_on(pair: Pair) -> None:
     body = {"model": pair.push.model, "prompt": pair.reference.prompts[LONG], "max_tokens": MAX_TOKENS}
     body |= {"temperature": 0, "stream": True, "return_token_ids": True}
     received: list[int] = []

@@ -11,6 +11,7 @@ from typing import Any
 from engine.base import EngineError, StepOutputs
 from engine.vllm.client import VllmEngine
 from engine.vllm.launch import Started
+from pdq.wire.types import Capability
 from tests.vllm_adapter.core_outputs import output, step
 
 
@@ -48,6 +49,8 @@ class FakeLlm:
     # Of vLLM.
 
     def process_inputs(self, request_id: str, prompt: Any, params: Any, **_: Any) -> SimpleNamespace:
+        if params.get("structured_outputs") == {"regex": "(a"}:
+            raise ValidationError("Grammar error: unclosed\ngroup")
         if params.get("logprobs") == 99:
             raise ValidationError("Requested sample logprobs of 99")
         return SimpleNamespace(
@@ -86,8 +89,16 @@ class FakeLlm:
 class FakeProcesses:
     """Also the files that they share."""
 
-    def __init__(self, llm: FakeLlm, *, start_error: str = "", reason: str = "") -> None:
+    def __init__(
+        self,
+        llm: FakeLlm,
+        *,
+        start_error: str = "",
+        reason: str = "",
+        capabilities: tuple[Capability, ...] = tuple(Capability),
+    ) -> None:
         self._llm = llm
+        self._capabilities = capabilities
         self._start_error = start_error
         self._reason = reason
         self.num_layers = 0
@@ -103,6 +114,7 @@ class FakeProcesses:
             max_model_len=2048,
             vocab_size=1000,
             eos_token_ids=frozenset({2}),
+            capabilities=self._capabilities,
             fingerprint="block_size=32 vllm=0.32.0",
             is_exact=True,
         )

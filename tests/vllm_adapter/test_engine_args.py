@@ -28,6 +28,10 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(words, namespace)
 
 
+def _structured_outputs(text: str) -> SimpleNamespace:
+    return SimpleNamespace(**({"backend": "auto"} | json.loads(text)))
+
+
 class Args:
     """vLLM's AsyncEngineArgs."""
 
@@ -42,6 +46,7 @@ class Args:
         parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
         parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
         parser.add_argument("--distributed-executor-backend", default=None)
+        parser.add_argument("--structured-outputs-config", type=_structured_outputs, default=_structured_outputs("{}"))
         for name in ("enforce-eager", "skip-tokenizer-init", "use-tqdm-on-load"):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=name == "use-tqdm-on-load")
 
@@ -75,6 +80,26 @@ def test_on_a_cpu_vllm_compiles_nothing_and_takes_pdqs_share_of_the_memory():
 
     assert (made.enforce_eager, made.kv_cache_memory_bytes, made.max_model_len) == (True, PLAN.cpu_kv_cache_bytes, -1)
     assert (made.skip_tokenizer_init, made.use_tqdm_on_load) == (True, False)
+
+
+def test_only_an_engine_whose_tokens_are_seen_gets_a_tokenizer_if_the_model_has_one(tmp_path):
+    def is_left_out(role: str) -> bool:
+        plan = dataclasses.replace(PLAN, arguments=Arguments(()), model_path=str(tmp_path), role=role)
+        left_out: bool = engine_args_of(plan, Args, Parser, is_cpu=True).skip_tokenizer_init
+        return left_out
+
+    assert is_left_out("consumer"), "the folder has none"
+
+    (tmp_path / "tokenizer.json").touch()
+
+    assert not is_left_out("consumer")
+    assert is_left_out("producer")
+
+
+def test_output_formats_are_the_gateways_librarys_unless_the_user_says_otherwise():
+    assert engine_args("").structured_outputs_config.backend == "guidance"
+    given = '--structured-outputs-config \'{"backend": "xgrammar"}\''
+    assert engine_args(given).structured_outputs_config.backend == "xgrammar"
 
 
 def test_one_rank_on_a_cpu_computes_in_the_cores_process_unless_the_user_says_otherwise():

@@ -48,6 +48,7 @@ def started(llm: Llm) -> Started:
         max_model_len=64,
         vocab_size=100,
         eos_token_ids=frozenset(),
+        capabilities=(),
         fingerprint="",
         is_exact=False,
     )

@@ -266,7 +266,7 @@ def test_an_id_that_is_still_here_is_not_taken_twice(requests):
 
 def test_a_refused_request_ends_with_the_reason_and_holds_nothing(requests):
     requests.add(request())
-    requests.refuse(ID, "too long")
+    requests.refuse(ID, "engine_error: too long")
 
     news = requests.take_news()
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.base import LoadKv, PrefillOnly, PushKv, ReceiveKv
 from engine.vllm.sampling import sampling_arguments
+from pdq.wire.types import FormatKind, OutputFormat
 from tests.vllm_adapter.core_outputs import SOURCE, TICKET, request
 
 EOS = frozenset({2, 5})
@@ -32,7 +33,30 @@ def test_every_value_reaches_vllm_under_its_name():
 
     made = arguments(**given)
 
-    assert made == given | {"max_tokens": 8, "stop_token_ids": [2, 5], "ignore_eos": False, "detokenize": False}
+    assert made == given | {
+        "max_tokens": 8,
+        "stop_token_ids": [2, 5],
+        "ignore_eos": False,
+        "structured_outputs": None,
+        "detokenize": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (OutputFormat(kind=FormatKind.JSON, text='{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (OutputFormat(kind=FormatKind.JSON_OBJECT), {"json_object": True}),
+        (OutputFormat(kind=FormatKind.REGEX, text="a+"), {"regex": "a+"}),
+        (OutputFormat(kind=FormatKind.CHOICE, text='["a", "b"]'), {"choice": ["a", "b"]}),
+        (OutputFormat(kind=FormatKind.GRAMMAR, text='start: "a"'), {"grammar": 'start: "a"'}),
+    ],
+)
+def test_an_output_format_rules_where_the_tokens_are_sampled_that_a_client_sees(wanted, expected):
+    for kv in (None, LoadKv(ticket=TICKET), ReceiveKv(source=SOURCE)):
+        assert arguments(kv, output_format=wanted)["structured_outputs"] == expected
+    for kv in (PrefillOnly(), PushKv()):
+        assert "structured_outputs" not in arguments(kv, output_format=wanted)
 
 
 def test_no_top_k_is_zero_for_vllm():

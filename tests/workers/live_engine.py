@@ -17,7 +17,7 @@ from engine.base import (
     ReceiveKv,
     StepOutputs,
 )
-from pdq.wire.types import KvSource, KvTicket, pack_ids
+from pdq.wire.types import Capability, KvSource, KvTicket, pack_ids
 
 SOURCE = KvSource(engine_id="e", epoch="x", host="127.0.0.1", port=1, tp_size=1, block_size=16)
 INFO = EngineInfo(
@@ -29,8 +29,7 @@ INFO = EngineInfo(
     kv_source=SOURCE,
     fingerprint="f=1",
     resume_exact=True,
-    logprobs=True,
-    prompt_logprobs=True,
+    capabilities=(Capability.LOGPROBS, Capability.PROMPT_LOGPROBS),
 )
 
 

@@ -1,0 +1,112 @@
+"""`response_format` and vLLM's `structured_outputs`: what an answer's text must conform to, read and checked.
+
+llguidance compiles it here as it will at the decode worker, so that what can't be compiled is never queued (ADR 24).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final, Literal
+
+from llguidance import LLMatcher, grammar_from
+
+from gateway.errors import GatewayError
+from pdq.wire.types import FormatKind, OutputFormat
+
+_DETAIL_CHARS: Final = 500
+_LLGUIDANCE: Final[dict[FormatKind, Literal["regex", "choice", "grammar"]]] = {
+    FormatKind.REGEX: "regex",
+    FormatKind.CHOICE: "choice",
+    FormatKind.GRAMMAR: "grammar",
+}
+
+
+def read_output_format(
+    response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None
+) -> OutputFormat | None:
+    """Types and shapes only. Raises GatewayError."""
+    given = {name: value for name, value in (structured_outputs or {}).items() if value is not None}
+    answer = _of_response_format(response_format or {"type": "text"})
+    if not given:
+        return answer
+    if answer is not None:
+        raise _wrong("structured_outputs", "give it or response_format, not both")
+    if len(given) > 1 or not given.keys() <= set(FormatKind):
+        allowed = ", ".join(FormatKind)
+        raise _wrong("structured_outputs", f"must have exactly one of {allowed}, has {', '.join(sorted(given))[:200]}")
+    ((name, value),) = given.items()
+    return _of_structured_outputs(FormatKind(name), value)
+
+
+def field_of(response_format: object) -> str:
+    """The request field that a format came from."""
+    return "structured_outputs" if response_format in (None, {"type": "text"}) else "response_format"
+
+
+async def check_output_format(wanted: OutputFormat, *, field: str) -> None:
+    """Compiles it, in a thread. Raises GatewayError with what is wrong in it."""
+    problem = await asyncio.to_thread(_problem, wanted)
+    if problem:
+        detail = " ".join(problem.split())[:_DETAIL_CHARS]
+        raise GatewayError("invalid_output_format", f"{field} can't be compiled: {detail}", param=field)
+
+
+def _problem(wanted: OutputFormat) -> str:
+    try:
+        if wanted.kind in (FormatKind.JSON, FormatKind.JSON_OBJECT):
+            grammar = LLMatcher.grammar_from_json_schema(wanted.text or '{"type": "object"}')
+        else:
+            grammar = grammar_from(_LLGUIDANCE[wanted.kind], wanted.text)
+    except ValueError as error:
+        return str(error)
+    return str(LLMatcher.validate_grammar(grammar))
+
+
+def _of_response_format(given: dict[str, Any]) -> OutputFormat | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(kind=FormatKind.JSON_OBJECT)
+    if kind != "json_schema":
+        raise _wrong("response_format", "type must be text, json_object or json_schema")
+    described = given.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise _wrong("response_format", "json_schema must be an object with a schema, which is an object too")
+    return OutputFormat(kind=FormatKind.JSON, text=json.dumps(schema))
+
+
+def _of_structured_outputs(kind: FormatKind, value: object) -> OutputFormat:
+    field = f"structured_outputs.{kind}"
+    if kind is FormatKind.JSON_OBJECT:
+        if value is not True:
+            raise _wrong(field, "must be true")
+        return OutputFormat(kind=kind)
+    if kind is FormatKind.JSON:
+        if isinstance(value, str):
+            value = _parsed(field, value)
+        if not isinstance(value, dict):
+            raise _wrong(field, "must be a JSON schema, an object")
+        return OutputFormat(kind=kind, text=json.dumps(value))
+    if kind is FormatKind.CHOICE:
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
+            raise _wrong(field, "must be a list of texts, none of them empty")
+        return OutputFormat(kind=kind, text=json.dumps(value))
+    if not isinstance(value, str) or not value.strip():
+        raise _wrong(field, "must be a text that isn't empty")
+    return OutputFormat(kind=kind, text=value)
+
+
+def _parsed(field: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _wrong(field, f"is no JSON: {error}") from None
+    except RecursionError:
+        raise _wrong(field, "is nested too deeply") from None
+
+
+def _wrong(field: str, problem: str) -> GatewayError:
+    return GatewayError("invalid_value", f"{field}: {problem}", param=field)
