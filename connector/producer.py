@@ -202,7 +202,15 @@ class Producer:
         if verify.is_last:
             self._pins.done(verify.key, verify.consumer, {verify.rank}, expected, Outcome.OK, now)
         address, _ = self._transport_at()
-        reply(Verified(epoch=self._epoch, transfer_id=verify.transfer_id, pair=verify.pair, transport_address=address))
+        reply(
+            Verified(
+                epoch=self._epoch,
+                transfer_id=verify.transfer_id,
+                pair=verify.pair,
+                load=verify.load,
+                transport_address=address,
+            )
+        )
 
     def _readers_of(self, decode_tp: int) -> frozenset[int]:
         """The ranks of D that must be done before blocks are free. Raises LayoutError."""

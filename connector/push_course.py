@@ -88,6 +88,8 @@ class PushCourse:
             self.asks.put(push.key, push.peer.endpoint, open_of(push, self._hello), now)
 
     def opened(self, push: Outgoing, answer: Opened, now: float) -> None:
+        if answer.transport_generation == push.broken_generation:
+            return  # said before D heard of the failure: the call's last bytes may still arrive there
         self.asks.answered(push.key)
         push.address, push.generation = answer.transport_address, answer.transport_generation
         push.broken_generation, push.is_drained = None, True
