@@ -35,6 +35,9 @@ class PrefillJob:
     """Prefills of this request that came to nothing under lower gens: they count like this gen's own."""
     prefill_ms: float = 0.0
     """Estimated time of the prefill; 0: the queue estimates by itself (`prefill_ms_per_token`)."""
+    waited_s: float = 0.0
+    """How long ago its first gen arrived; 0: this is the first. A request that moves on keeps its place in the queue,
+    and its tenant has paid."""
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,8 @@
     due = start + slack(priority) + due_factor * estimated prefill time
     start = arrival, or the tenant's virtual time when that is later (by `tenant_debt_s` at most)
 
+A request that comes back under a higher gen starts from its first arrival: its client has waited since then.
+
 Shorter prompts go first, but a job of estimate x can only be overtaken by those that arrive within due_factor * x after
 it (priority and tenants aside): waiting is bounded. due_factor 0 is first come, first served.
 
@@ -66,10 +68,13 @@ def slack_ms(priority: int, settings: QueueSettings) -> float:
     return max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, priority)) * settings.priority_step_s * 1000
 
 
-def ms_to_due(priority: int, num_tokens: int, settings: QueueSettings, *, prefill_ms: float = 0.0) -> int:
-    """From the start (arrival or tenant's virtual time) to due; may be negative. `prefill_ms` 0: no estimate."""
+def ms_to_due(
+    priority: int, num_tokens: int, settings: QueueSettings, *, prefill_ms: float = 0.0, waited_s: float = 0.0
+) -> int:
+    """From the start (arrival of this gen, or tenant's virtual time) to due; may be negative. `prefill_ms` 0: no
+    estimate."""
     estimate_ms = prefill_ms or settings.prefill_ms_per_token * num_tokens
-    return round(slack_ms(priority, settings) + settings.due_factor * estimate_ms)
+    return round(slack_ms(priority, settings) + settings.due_factor * estimate_ms - waited_s * 1000)
 
 
 def tenant_start_ms(now_ms: float, virtual_ms: float | None, settings: QueueSettings) -> float:

@@ -81,7 +81,7 @@ class MemoryQueue:
             return None if known.state == "cancelled" else known.entry_id
         now, tokens = self._now_ms(), job.num_tokens
         start = now
-        if job.tenant and self._settings.tenant_ms_per_token > 0:
+        if job.tenant and self._settings.tenant_ms_per_token > 0 and not job.waited_s:
             start = tenant_start_ms(now, self._virtual_ms.get(job.tenant), self._settings)
             self._virtual_ms[job.tenant] = start + tenant_cost_ms(tokens, self._settings)
         self._numbers += 1
@@ -90,7 +90,8 @@ class MemoryQueue:
             entry_id=f"{round(now)}-{self._numbers}",
             number=self._numbers,
             enqueued_ms=now,
-            due_ms=start + ms_to_due(job.priority, tokens, self._settings, prefill_ms=job.prefill_ms),
+            due_ms=start
+            + ms_to_due(job.priority, tokens, self._settings, prefill_ms=job.prefill_ms, waited_s=job.waited_s),
             deadline_ms=now + job.deadline_s * 1000,
         )
         self._entries[entry.entry_id] = entry

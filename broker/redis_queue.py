@@ -48,9 +48,9 @@ class RedisPrefillQueue:
         keys = self.keys
         where = (*self._keys_of(job.request_id, job.gen), keys.tenants, keys.clock)
         tokens, settings = job.num_tokens, self._settings
-        tenant = job.tenant if settings.tenant_ms_per_token > 0 else ""
+        tenant = job.tenant if settings.tenant_ms_per_token > 0 and not job.waited_s else ""
         times = (
-            ms_to_due(job.priority, tokens, settings, prefill_ms=job.prefill_ms),
+            ms_to_due(job.priority, tokens, settings, prefill_ms=job.prefill_ms, waited_s=job.waited_s),
             _ms(job.deadline_s),
             tenant,
             tenant_cost_ms(tokens, settings),

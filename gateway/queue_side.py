@@ -189,6 +189,7 @@ class QueueSide:
             traceparent=exchange.traceparent,
             failures=exchange.failed_prefills,
             prefill_ms=self._estimate_ms(num_ids(exchange.prompt_ids) + num_ids(command.generated_ids)),
+            waited_s=loop.time() - exchange.received_at if command.gen > 1 else 0.0,
         )
         try:
             async with asyncio.timeout(self._timeout_s):

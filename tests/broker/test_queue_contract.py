@@ -47,6 +47,18 @@ async def test_a_lower_priority_number_goes_first(store: Store) -> None:
     assert [lease.job.request_id for lease in taken.leases] == ["urgent", "normal", "late"]
 
 
+async def test_a_request_that_comes_back_keeps_its_place_and_its_tenant_does_not_pay_twice(store: Store) -> None:
+    await store.queue.enqueue(job("rival", tokens=20_000, tenant="rival"))  # due after a minute
+    await store.queue.enqueue(job("first", tokens=20_000, tenant="t"))
+    await store.queue.enqueue(job("back", tokens=20_000, tenant="t", gen=2, waited_s=30.0))
+    await store.queue.enqueue(job("second", tokens=20_000, tenant="t"))  # 20 s of virtual time after `first`
+    await store.queue.enqueue(job("late", tokens=23_000))  # due 9 s after `rival`
+
+    taken = await store.queue.take("p1", max_tokens=ANY, max_jobs=8)
+
+    assert [lease.job.request_id for lease in taken.leases] == ["back", "rival", "first", "late", "second"]
+
+
 async def test_a_flooding_tenant_falls_behind_a_quiet_one(store: Store) -> None:
     for number in range(5):
         await store.queue.enqueue(job(f"noisy{number}", tokens=20_000, tenant="noisy"))  # 20 s of its virtual time

@@ -247,3 +247,21 @@ async def test_what_was_admitted_while_the_answer_was_lost_is_not_put_in_again()
         await here.settled()
 
         assert asked == [2]
+
+
+async def test_a_request_that_moves_on_tells_the_queue_how_long_it_has_waited():
+    async with desk() as here:
+        moving = exchange("r")
+        moving.received_at = asyncio.get_running_loop().time() - 100
+        here.perform(moving, moving.session.start())
+        await here.settled()
+        failed = moving.session.on_failed(Pair(gen=1, attempt=1), "engine_error", "", retryable=True)
+        here.perform(moving, [command for command in failed if isinstance(command, Enqueue)])
+        await here.settled()
+
+        taken = await here.queue.take("p1", max_tokens=10**9, max_jobs=2)
+
+        second, first = (lease.job for lease in taken.leases)
+        assert (first.gen, first.waited_s) == (1, 0.0)
+        assert second.gen == 2, "it goes first"
+        assert 100 <= second.waited_s <= 100 + LIMIT_S
