@@ -1,11 +1,11 @@
 """pdq against vLLM's own MooncakeConnector: the same vLLM engines, model, prompts and machine, in one run.
 
-    python -m benchmarks.vllm_side_by_side [--rounds 3] [--requests 6]
+    python -m benchmarks.vllm_side_by_side [--rounds 3] [--requests 6] [--upstream-in-the-core]
 
 Three pairs of engines are up all the time (about 15 GB), and one of them works at a time: vLLM's pair, pdq pull, pdq
 push. A round asks each pair for the same prompts, one after the other, in three lengths; the order of the pairs changes
 with the round. Answers must be equal, token for token. A request that a pair answers with an error is counted and asked
-again.
+again. `--upstream-in-the-core` gives vLLM's pair, too, the executor that pdq chooses on a CPU (ADR 23).
 
 Hand-over: from the end of the prefill (in P's engine core, see timed_connectors.py) to the event with the first token
 at the client. In it is one forward pass of D, so D's step time is shown beside it. vLLM's pair has no router: the
@@ -38,12 +38,14 @@ LENGTHS: Final = (128, 512, 1500)
 MAX_TOKENS: Final = 8
 MAX_ERRORS: Final = 3
 """Of a pair, per round and length."""
-PAIRS: Final = ("vLLM", "pdq pull", "pdq push")
+MODES: Final[Mapping[str, Literal["pull", "push"]]] = {"pdq pull": "pull", "pdq push": "push"}
+PAIRS: Final = ("vLLM", *MODES)
 ENGINE_ARGS: Final = (
     *("--dtype", "float32", "--block-size", "32", "--max-model-len", "2048", "--max-num-batched-tokens", "512"),
     *("--max-num-seqs", "16", "--kv-cache-memory-bytes", str(256 << 20), "--no-enable-prefix-caching"),
     "--enforce-eager",
 )
+IN_THE_CORE: Final = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 ENVIRON: Final = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -136,7 +138,9 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="per length, pair and round")
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=PAIRS)
+    parser.add_argument("--upstream-in-the-core", action="store_true")
     arguments = parser.parse_args()
+    upstream_args = (*ENGINE_ARGS, *(IN_THE_CORE if arguments.upstream_in_the_core else ()))
     model_dir = prepare_model(MODEL, default_cache_dir())
     rng = random.Random(1)
     rounds: dict[int, list[dict[str, Figures]]] = {length: [] for length in LENGTHS}
@@ -145,7 +149,13 @@ async def main() -> None:
         arms = []
         for name in arguments.pairs:
             times = PrefillTimes(folder / f"{name}.times")
-            pair = await stack.enter_async_context(_running(name, folder, model_dir, {**_environ(), **times.environ}))
+            environ = {**_environ(), **times.environ}
+            starting = (
+                vllm_upstream.running(folder, model_dir, upstream_args, environ)
+                if name == "vLLM"
+                else vllm_pdq.running(folder, MODEL, MODES[name], ENGINE_ARGS, environ)
+            )
+            pair: Pair = await stack.enter_async_context(starting)
             arms.append(Arm(name=name, pair=pair, times=times))
             print(f"{name}: up", flush=True)
         for length in LENGTHS:
@@ -160,15 +170,6 @@ async def main() -> None:
                 print(", ".join(f"{name} {median:.1f}" for name, median in medians.items()), flush=True)
             arms = arms[1:] + arms[:1]
     print_table(rounds)
-
-
-def _running(
-    name: str, folder: Path, model_dir: Path, environ: Mapping[str, str]
-) -> contextlib.AbstractAsyncContextManager[Pair]:
-    if name == "vLLM":
-        return vllm_upstream.running(folder, model_dir, ENGINE_ARGS, environ)
-    mode: Literal["pull", "push"] = "pull" if name.endswith("pull") else "push"
-    return vllm_pdq.running(folder, MODEL, mode, ENGINE_ARGS, environ)
 
 
 def _environ() -> dict[str, str]:
