@@ -227,7 +227,7 @@ class WorkerRecord:
     max_model_len: int = 0
     """Most tokens of prompt and answer that the worker's engine takes; 0: not said."""
     capabilities: str = ""
-    """What its engine can do, `pdq.wire.types.Capability` words; empty: not said."""
+    """What its engine can do, `pdq.wire.types.Capability` words; empty: of a version that didn't say."""
     prefill_time: str = ""
     """Prefill workers: how long a prefill takes, as `prefill_time.py` writes it; empty: too few so far."""
     done_tokens: int = 0

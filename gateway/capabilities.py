@@ -1,4 +1,4 @@
-"""Can any worker that is here do what a request asks for? Pure."""
+"""Can the workers that are here do what a request asks for? Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _ROLE_OF: Final = {
     Capability.STRUCTURED_OUTPUTS: "decode",
 }
 """Who must have it: D samples each token that a client sees, P alone sees the prompt's logits."""
+_BEFORE_THERE_WERE_ANY: Final = "logprobs prompt_logprobs"
+"""A worker of a former version says nothing, and would ignore an output format."""
 
 
 def check_capabilities(sampling: SamplingParams, view: RegistryView, *, field: str) -> None:
-    """Raises GatewayError `unsupported`. A worker that doesn't say what it can do is taken to be able to.
+    """Raises GatewayError `unsupported` unless every ready worker of the role can: any of them may get the request.
 
     `field`: the request field that an output format came from.
     """
@@ -30,11 +32,9 @@ def check_capabilities(sampling: SamplingParams, view: RegistryView, *, field: s
         if value is None:
             continue
         role = _ROLE_OF[capability]
-        workers = [worker for worker in view.of_role(role) if worker.state == "ready"]
-        if workers and not any(_can(worker.capabilities, capability) for worker in workers):
-            message = f"{param} is not supported: the engines of this model's {role} workers have no {capability}"
-            raise GatewayError("unsupported", message, param=param)
-
-
-def _can(said: str, capability: Capability) -> bool:
-    return not said or capability in said.split()
+        for worker in view.of_role(role):
+            if worker.state == "ready" and capability not in (worker.capabilities or _BEFORE_THERE_WERE_ANY).split():
+                message = (
+                    f"{param} is not supported: the engine of {role} worker {worker.worker_id} has no {capability}"
+                )
+                raise GatewayError("unsupported", message, param=param)

@@ -51,16 +51,22 @@ def test_the_role_that_must_have_it_is_asked(sampling: SamplingParams, param: st
     assert role in caught.value.message
 
 
-def test_one_that_can_is_enough_and_who_leaves_does_not_count() -> None:
-    check(FORMAT, worker("decode", "logprobs"), worker("decode", ALL))
+def test_any_of_them_may_get_the_request_but_for_who_leaves() -> None:
+    check(FORMAT, worker("decode", ALL), worker("decode", "logprobs", state="draining"))
+
+    with pytest.raises(GatewayError, match="decode-logprobs-ready"):
+        check(FORMAT, worker("decode", ALL), worker("decode", "logprobs"))
+
+
+def test_nobody_there_is_no_reason_to_refuse() -> None:
+    check(FORMAT)
+
+
+def test_a_worker_of_a_former_version_says_nothing_and_would_ignore_a_format() -> None:
+    check(SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=1), worker("decode", ""), worker("prefill", ""))
 
     with pytest.raises(GatewayError):
-        check(FORMAT, worker("decode", "logprobs"), worker("decode", ALL, state="draining"))
-
-
-def test_nobody_there_or_one_that_says_nothing_is_no_reason_to_refuse() -> None:
-    check(FORMAT)
-    check(FORMAT, worker("decode", ""))
+        check(FORMAT, worker("decode", ""))
 
 
 def test_what_was_not_asked_for_nobody_needs_to_be_able_to() -> None:

@@ -53,7 +53,7 @@ async def test_what_no_engine_here_can_do_is_refused_before_it_is_queued(
 
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported", "response_format")
-        assert "decode workers have no structured_outputs" in error["message"]
+        assert "has no structured_outputs" in error["message"]
         assert await pipeline.redis.keys(pipeline.key("req:*")) == []
         (record,) = [
             await pipeline.redis.hgetall(key) for key in await pipeline.redis.keys(pipeline.key("worker:decode-*"))
