@@ -164,10 +164,13 @@ def test_aborts_in_any_state_leave_both_engines_serving(engines: EnginePair, ans
         engines.wait_until_released("b", f"d-{doomed}")
 
     for is_decoding in (False, True):
+        engines.forget_prefixes()
         name, num_tokens = engines.new_name(), engines.ask("figures", engine="b")["tokens"]
-        prefill = engines.prefill(name, answers.prompts[13], push=push)
+        prefill = engines.prefill(name, long, push=push)
         kv = engines.pushed_by("a", name) if push else prefill.result(LIMIT_S)["kv"]
-        decode = engines.decode(name, answers.prompts[13], kv, max_tokens=1000, ignore_eos=True)
+        decode = engines.decode(name, long, kv, max_tokens=500, ignore_eos=True)
+        if push:
+            engines.wait_for_blocks("a")  # a push that is cancelled before P has begun it waits for another reader
         if is_decoding:
             engines.wait_for_token("b", after=num_tokens)
         engines.ask("abort", engine="b", request_id=f"d-{name}")

@@ -183,9 +183,11 @@ def test_an_abort_of_a_finished_prefill_is_ignored_and_d_still_reads_it(plugin: 
         pair.check_all_is_free()
 
 
-def test_a_finished_prefill_is_released(plugin: ModuleType) -> None:
+@push_or_pull
+def test_a_finished_prefill_is_released(plugin: ModuleType, push: bool) -> None:
     with engines(plugin) as pair:
-        prefilled(pair)
+        pair.prefill("a", PROMPT, push=push)
+        pair.run(lambda: pair.end("p-a") is not None, pair.p)
         assert "released" not in pair.p.news
         pair.release("a")
         pair.release("unknown")

@@ -19,8 +19,8 @@ from tests.vllm.reference import ENGINE_ARGS, ENVIRON
 POLICIES: Final = {"a": "fail", "b": "recompute"}
 
 
-CONNECTOR: Final = {"kv_hold_s": 40.0, "kv_lease_s": 30.0, "kv_answer_tries": 30}
-"""A machine with too much to do lets nobody count as dead."""
+CONNECTOR: Final = {"kv_hold_s": 36_000.0, "kv_lease_s": 30.0, "kv_answer_tries": 30}
+"""A machine with too much to do lets nobody count as dead. P frees what nobody reads when it is told, never by time."""
 
 
 class BlockDigests:

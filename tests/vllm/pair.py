@@ -41,7 +41,7 @@ _ALWAYS_LOGGED: Final = ("model_config_differs", "NUMA binding:")
 """At level error, see `_pull_gateway`; and what vLLM's kernels write to stderr."""
 _START_S: Final = 600.0
 _STOP_S: Final = 20.0
-_EVENT_S: Final = 300.0
+EVENT_S: Final = 300.0
 """The longest prompt takes 12 s of CPU, and a machine may have other things to do."""
 _ANSWER_S: Final = 600.0
 _PATIENT: Final = {
@@ -50,6 +50,7 @@ _PATIENT: Final = {
     "PDQ_PREFILL_WORKER__LEASE_S": "10",
     "PDQ_GATEWAY__OWNER_KV_WAIT_S": "300",
     "PDQ_PREFILL_WORKER__PREFILL_STALL_S": "120",
+    "PDQ_PREFILL_WORKER__PARK_S": "36000",
     "PDQ_DECODE_WORKER__DECODE_STALL_S": "120",
 }
 _WORKERS: Final = {
@@ -58,9 +59,11 @@ _WORKERS: Final = {
     "KV_WAIT_S": "300",
     "KV_LEASE_S": "30",
     "KV_ANSWER_TRIES": "30",
+    "KV_HOLD_S": "36000",
 }
 """For both kinds of worker. A long prompt's KV moves in several calls; tests hold it back for a while. A machine with
-too much to do lets nobody count as dead."""
+too much to do lets nobody count as dead. A prefill that nobody reads is freed because somebody says so, never by time.
+"""
 
 
 def engine_args(num_blocks: int) -> str:
@@ -122,7 +125,7 @@ class Pair:
             found = sorted([(await self.push.redis.hget(key, "state") or b"").decode() for key in keys])
             return "" if found == sorted(wanted) else f"states {found}"
 
-        await eventually(others, limit_s=_EVENT_S, what=f"requests that are {wanted}")
+        await eventually(others, limit_s=EVENT_S, what=f"requests that are {wanted}")
 
     async def event(self, name: str, *, after: float, **wanted: object) -> dict[str, object]:
         """The first such record; waits for it."""
@@ -130,7 +133,7 @@ class Pair:
         async def missing() -> str:
             return "" if self.records.events(name, after=after, **wanted) else "none"
 
-        await eventually(missing, limit_s=_EVENT_S, what=f"record {name} {wanted}")
+        await eventually(missing, limit_s=EVENT_S, what=f"record {name} {wanted}")
         return self.records.events(name, after=after, **wanted)[0]
 
 

@@ -20,6 +20,8 @@ from pdq.runtime.model import default_model_cache
 
 MODEL = default_model_cache() / "smollm2-135m"
 MAX_MODEL_LEN = 512
+HELD = ConnectorSettings(kv_hold_s=36_000.0)
+"""A prefill that nobody reads is freed because it is released, not because its time is over."""
 ARGUMENTS = f"--dtype float32 --block-size 32 --max-num-seqs 8 --max-model-len {MAX_MODEL_LEN}"
 
 
@@ -28,7 +30,7 @@ def new_engine(arguments: str = ARGUMENTS, *, mode: str = "pull", role: str = "p
     return create_vllm_engine(
         VllmSettings(engine_args=Arguments.from_text(arguments), vllm_stop_s=3.0),
         EngineSettings(engine="vllm", engine_threads=1, kv_cache_bytes=64 << 20),
-        ConnectorSettings(),
+        HELD,
         model_path=MODEL,
         mode=mode,
         role=role,
