@@ -126,7 +126,7 @@ class Loads:
         elif isinstance(answer, Claimed) and leg.state is LegState.CLAIMING:
             self._asks.answered(leg.leg_id)
             self._begin(leg, answer.transport_address, now)
-        elif isinstance(answer, Verified) and leg.state is LegState.VERIFYING and answer.load == leg.leg_id:
+        elif isinstance(answer, Verified) and leg.state is LegState.VERIFYING and answer.load in (None, leg.leg_id):
             leg.is_done_told = len(leg.running.legs) == 1
             if answer.transport_address == leg.address:
                 self._fire(leg, LegEvent.VERIFIED, now)

@@ -114,10 +114,10 @@ class Verify(TransferMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified(TransferMessage):
-    load: int
-    """As in Verify: an answer that comes once more says nothing of a later load."""
     transport_address: str
     """What was read came from here, or it may be another's bytes."""
+    load: int | None = None
+    """As in Verify: an answer that comes once more says nothing of a later load. None: by a P of a former version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from connector.side_channel import Opened, Verified
 from tests.connector.test_laws import Transfers
 from tests.connector.test_push_laws import Pushing
@@ -52,4 +54,21 @@ def test_a_verified_of_the_load_before_does_not_verify_the_next_one():
     world.message(0, False, "deliver")
 
     assert list(d.loading) == [prefill.name], "P has not been asked for this one"
+    world.teardown()
+
+
+def test_a_verified_of_a_former_version_names_no_load():
+    world = Transfers()
+    world.hand_over(0, 2, False)
+    d = world.consumers[0]
+    for _ in world.newest.blocks:
+        world.copy(0)
+    world.message(0, True, "deliver")
+    (verified,) = d.from_p
+    assert isinstance(verified, Verified)
+    d.from_p[0] = replace(verified, load=None)
+
+    world.message(0, False, "deliver")
+
+    assert not d.loading
     world.teardown()
