@@ -124,8 +124,12 @@ class RedisStore:
     async def leftovers(self) -> tuple[int, int, int]:
         keys = self.queue.keys
         await self.queue.depth()  # makes the group if nobody has yet
-        pending = len(await self.calls.call("XPENDING", keys.stream, "prefill", "-", "+", 10**6))
-        return await self.calls.call("XLEN", keys.stream), pending, await self.calls.call("ZCARD", keys.ready)
+        length, pending, ready = await asyncio.gather(
+            self.calls.call("XLEN", keys.stream),
+            self.calls.call("XPENDING", keys.stream, "prefill", "-", "+", 10**6),
+            self.calls.call("ZCARD", keys.ready),
+        )
+        return length, len(pending), ready
 
     async def state(self, request_id: str, gen: int = 1) -> str | None:
         return text(await self.calls.call("HGET", self.queue.keys.req(request_id, gen), "state")) or None
