@@ -90,6 +90,8 @@ def strategy(hint):
         return st.one_of(*map(strategy, get_args(hint)))
     if get_origin(hint) is tuple:
         return st.lists(strategy(get_args(hint)[0]), max_size=3).map(tuple)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
     hints = get_type_hints(hint)
     return st.builds(hint, **{field.name: strategy(hints[field.name]) for field in dataclasses.fields(hint)})
 
