@@ -23,7 +23,7 @@ from broker.messages import (
     Notice,
     PromptLogprobs,
 )
-from pdq.wire.types import Pair, TokenLogprob, TransferStats, pack_ids, unpack_ids
+from pdq.wire.types import Capability, Pair, TokenLogprob, TransferStats, pack_ids, unpack_ids
 
 EOS = 257
 LIMIT_S = 30.0
@@ -80,6 +80,7 @@ class EchoPipeline:
             endpoint=self.endpoint,
             model="sim",
             fingerprint="same=1",
+            capabilities=" ".join(Capability),
             **fields,
         )
 
