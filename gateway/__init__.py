@@ -2,7 +2,7 @@
 
 One request, hop by hop:
 1. `api.py` reads the body; `parsing.py` (with `openai_schema.py`) checks it, `capabilities.py` asks whether workers can
-   do it, `output_format.py` compiles the format that it wants; nothing is queued before all is checked.
+   do it, `output_format.py` has the format compiled that it wants; nothing is queued before all is checked.
 2. `prepare.py` renders and tokenises (`tokenizer.py`, `chat_template.py`) and fits it into the context.
 3. `hub.py` opens it: a `session.py` is its arbiter, whose `commands.py` the hub carries out; `queue_side.py` enqueues
    it as gen 1.

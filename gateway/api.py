@@ -26,7 +26,7 @@ from gateway.http_fields import client_request_id, read_body, tenant, timeout_s,
 from gateway.hub import Hub
 from gateway.json_answer import JsonAnswer
 from gateway.metrics import GatewayMetrics
-from gateway.output_format import check_output_format
+from gateway.output_format import FormatChecks
 from gateway.parsing import Ask, parse_chat, parse_completion
 from gateway.prepare import Prompt, prepare
 from gateway.session import Session
@@ -52,6 +52,7 @@ class Api:
     ) -> None:
         self.model = model
         self._view = view
+        self._formats = FormatChecks()
         self._context_limit = context_limit
         self.started_at = int(time.time())
         self._settings = settings
@@ -84,7 +85,7 @@ class Api:
             ask = self._parse(kind, await read_body(request, self._settings.max_body_bytes))
             check_capabilities(ask.sampling, self._view, field=ask.format_field)
             if ask.sampling.output_format is not None:
-                await check_output_format(ask.sampling.output_format, field=ask.format_field)
+                await self._formats.check(ask.sampling.output_format, field=ask.format_field)
             deadline = received_at + timeout_s(request, ask.timeout_s, self._settings.request_deadline_s)
             prompts = await prepare(ask, self._tokenizer, self._context_limit())
             self._hub.check_room(len(prompts))

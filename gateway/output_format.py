@@ -1,25 +1,26 @@
 """`response_format` and vLLM's `structured_outputs`: what an answer's text must conform to, read and checked.
 
-llguidance compiles it here as it will at the decode worker, so that what can't be compiled is never queued (ADR 24).
+llguidance compiles it as it will at the decode worker, so that what can't be compiled is never queued (ADR 24).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final, Literal
-
-from llguidance import LLMatcher, grammar_from
+import sys
+from collections import OrderedDict
+from typing import Any, Final
 
 from gateway.errors import GatewayError
 from pdq.wire.types import FormatKind, OutputFormat
 
 _DETAIL_CHARS: Final = 500
-_LLGUIDANCE: Final[dict[FormatKind, Literal["regex", "choice", "grammar"]]] = {
-    FormatKind.REGEX: "regex",
-    FormatKind.CHOICE: "choice",
-    FormatKind.GRAMMAR: "grammar",
-}
+_MAX_CHARS: Final = 64 * 1024
+"""A decode worker compiles it in its event loop, a second at most for this."""
+_REMEMBERED: Final = 256
+_AT_ONCE: Final = 2
+_PATIENCE_S: Final = 30.0
+"""The compiler has a limit of its own on the CPU's time; a busy machine may not give it that for long."""
 
 
 def read_output_format(
@@ -44,23 +45,51 @@ def field_of(response_format: object) -> str:
     return "structured_outputs" if response_format in (None, {"type": "text"}) else "response_format"
 
 
-async def check_output_format(wanted: OutputFormat, *, field: str) -> None:
-    """Compiles it, in a thread. Raises GatewayError with what is wrong in it."""
-    problem = await asyncio.to_thread(_problem, wanted)
-    if problem:
-        detail = " ".join(problem.split())[:_DETAIL_CHARS]
-        raise GatewayError("invalid_output_format", f"{field} can't be compiled: {detail}", param=field)
+class FormatChecks:
+    """What clients ask for is mostly what they asked for before: good formats are remembered."""
+
+    def __init__(self) -> None:
+        self._good: OrderedDict[OutputFormat, None] = OrderedDict()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def check(self, wanted: OutputFormat, *, field: str) -> None:
+        """Compiles it, see `format_compiler.py`. Raises GatewayError with what is wrong in it."""
+        if len(wanted.text) > _MAX_CHARS:
+            message = f"{field} has {len(wanted.text)} characters, at most {_MAX_CHARS}"
+            raise GatewayError("invalid_value", message, param=field)
+        if wanted not in self._good:
+            async with self._slots:
+                problem = await _compile(wanted)
+            if problem:
+                detail = " ".join(problem.split())[:_DETAIL_CHARS]
+                raise GatewayError("invalid_output_format", f"{field} can't be compiled: {detail}", param=field)
+        self._good[wanted] = None
+        self._good.move_to_end(wanted)
+        if len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
 
 
-def _problem(wanted: OutputFormat) -> str:
+async def _compile(wanted: OutputFormat) -> str:
+    """What is wrong; empty when all is well. Raises GatewayError when this machine has no time for it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.format_compiler"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
-        if wanted.kind in (FormatKind.JSON, FormatKind.JSON_OBJECT):
-            grammar = LLMatcher.grammar_from_json_schema(wanted.text or '{"type": "object"}')
-        else:
-            grammar = grammar_from(_LLGUIDANCE[wanted.kind], wanted.text)
-    except ValueError as error:
-        return str(error)
-    return str(LLMatcher.validate_grammar(grammar))
+        async with asyncio.timeout(_PATIENCE_S):
+            sent = json.dumps({"kind": wanted.kind.value, "text": wanted.text}).encode()
+            problem, _ = await process.communicate(sent)
+    except TimeoutError:
+        raise GatewayError("overloaded", "no time to compile the output format: try again later") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        return "it needs more time, memory or depth than a format may"
+    return problem.decode(errors="replace")
 
 
 def _of_response_format(given: dict[str, Any]) -> OutputFormat | None:

@@ -48,7 +48,9 @@ def new_core_request(
         )
     except ImportError as error:  # vLLM looks for all of its libraries for output formats when it sees the first one
         raise Refusal("unsupported", error) from error
-    except Exception as error:  # vLLM's validation errors have no base of their own in all versions
+    except BaseException as error:  # vLLM's validation errors have no base of their own in all versions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # llguidance's
+            raise
         raise Refusal("invalid_output_format" if has_format else "engine_error", error) from error
     # No random suffix: our ids are unique already.
     core_request.external_req_id = request.engine_request_id

@@ -133,7 +133,7 @@ def engine_args_of(plan: Plan, args_class: Any, parser_class: Any, *, is_cpu: bo
     if "skip_tokenizer_init" not in given:
         # Output formats need it; what a prefill samples nobody sees.
         engine_args.skip_tokenizer_init = plan.role == "producer" or not _has_tokenizer(plan.model_path)
-    if "structured_outputs_config" not in given:
+    if engine_args.structured_outputs_config.backend == "auto":
         engine_args.structured_outputs_config.backend = _FORMAT_BACKEND
     if "use_tqdm_on_load" not in given:
         engine_args.use_tqdm_on_load = False

@@ -7,11 +7,17 @@ import json
 import pytest
 
 from gateway.errors import GatewayError
-from gateway.output_format import check_output_format, field_of, read_output_format
+from gateway.output_format import FormatChecks, field_of, read_output_format
 from pdq.wire.types import FormatKind, OutputFormat
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 JSON = OutputFormat(kind=FormatKind.JSON, text=json.dumps(SCHEMA))
+
+CHAIN = {
+    "$ref": "#/$defs/a0",
+    "$defs": {f"a{number}": {"items": {"$ref": f"#/$defs/a{number + 1}"}} for number in range(1200)} | {"a1200": {}},
+}
+"""Flat, and deep: a call within a call for each of them."""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +41,7 @@ async def test_every_way_to_say_it_is_read_and_compiles(response_format, structu
 
     assert found == wanted
     if found is not None:
-        await check_output_format(found, field="x")
+        await FormatChecks().check(found, field="x")
 
 
 @pytest.mark.parametrize(
@@ -48,11 +54,18 @@ async def test_every_way_to_say_it_is_read_and_compiles(response_format, structu
         OutputFormat(kind=FormatKind.GRAMMAR, text="start: nobody"),
         OutputFormat(kind=FormatKind.GRAMMAR, text="root ::= 'a'"),
         OutputFormat(kind=FormatKind.JSON, text='{"items": ' * 5000 + "{}" + "}" * 5000),
+        # What never gets its first token would be an empty answer.
+        OutputFormat(kind=FormatKind.JSON, text='{"$ref": "#"}'),
+        OutputFormat(kind=FormatKind.GRAMMAR, text="start: start"),
+        # Each of these ends the process that compiles it.
+        OutputFormat(kind=FormatKind.JSON, text='{"type": "array", "minItems": 100000000}'),
+        OutputFormat(kind=FormatKind.JSON, text=json.dumps(CHAIN)),
+        OutputFormat(kind=FormatKind.JSON, text='{"x-guidance": {"item_separator": "("}, "type": "object"}'),
     ],
 )
 async def test_what_does_not_compile_is_refused_in_one_line(wrong: OutputFormat) -> None:
     with pytest.raises(GatewayError) as caught:
-        await check_output_format(wrong, field="structured_outputs")
+        await FormatChecks().check(wrong, field="structured_outputs")
 
     assert (caught.value.error_code, caught.value.param) == ("invalid_output_format", "structured_outputs")
     assert "can't be compiled: " in caught.value.message
@@ -62,3 +75,23 @@ async def test_what_does_not_compile_is_refused_in_one_line(wrong: OutputFormat)
 def test_the_field_that_it_came_from() -> None:
     assert field_of(None) == field_of({"type": "text"}) == "structured_outputs"
     assert field_of({"type": "json_object"}) == "response_format"
+
+
+async def test_a_text_that_would_take_the_decode_worker_long_is_refused() -> None:
+    wanted = OutputFormat(kind=FormatKind.CHOICE, text=json.dumps(["x" * 10] * 10_000))
+
+    with pytest.raises(GatewayError, match="at most 65536") as caught:
+        await FormatChecks().check(wanted, field="structured_outputs")
+
+    assert caught.value.error_code == "invalid_value"
+
+
+async def test_a_good_format_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = FormatChecks()
+    await checks.check(JSON, field="x")
+    monkeypatch.setattr("sys.executable", "/nothing/here")
+
+    await checks.check(JSON, field="x")
+
+    with pytest.raises(OSError, match="No such file"):
+        await checks.check(OutputFormat(kind=FormatKind.REGEX, text="a"), field="x")

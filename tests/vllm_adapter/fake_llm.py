@@ -19,6 +19,10 @@ class ValidationError(Exception):
     """As vLLM's, no ValueError."""
 
 
+class PanicException(BaseException):
+    """As of a library in Rust."""
+
+
 class FakeLlm:
     """`engine_core`, `input_processor` and the way to the connector, in one."""
 
@@ -51,6 +55,8 @@ class FakeLlm:
     def process_inputs(self, request_id: str, prompt: Any, params: Any, **_: Any) -> SimpleNamespace:
         if params.get("structured_outputs") == {"regex": "(a"}:
             raise ValidationError("Grammar error: unclosed\ngroup")
+        if params.get("structured_outputs") == {"regex": "panic"}:
+            raise PanicException("explicit panic")
         if params.get("logprobs") == 99:
             raise ValidationError("Requested sample logprobs of 99")
         return SimpleNamespace(

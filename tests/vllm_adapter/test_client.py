@@ -133,12 +133,13 @@ async def test_what_vllm_can_not_serve_is_an_error_output_and_nothing_stays(engi
     assert llm.requests == []
 
 
-async def test_an_output_format_that_vllm_refuses_is_the_requests_fault(engine, llm):
-    await engine.submit(request(LoadKv(ticket=TICKET), output_format=OutputFormat(kind=FormatKind.REGEX, text="(a")))
+@pytest.mark.parametrize(("regex", "why"), [("(a", "Grammar error: unclosed group"), ("panic", "explicit panic")])
+async def test_an_output_format_that_vllm_refuses_is_the_requests_fault(engine, llm, regex, why):
+    await engine.submit(request(LoadKv(ticket=TICKET), output_format=OutputFormat(kind=FormatKind.REGEX, text=regex)))
 
     said = await next_step(engine)
 
-    assert said.outputs[0].error == "invalid_output_format: Grammar error: unclosed group"
+    assert said.outputs[0].error == f"invalid_output_format: {why}"
     assert said.released == (ID,)
     assert llm.requests == []
     assert [rejected["pdq_transfer_id"] for rejected in llm.rejected] == ["r1"], "P's blocks wait for nobody"

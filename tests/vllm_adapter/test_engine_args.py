@@ -100,6 +100,8 @@ def test_output_formats_are_the_gateways_librarys_unless_the_user_says_otherwise
     assert engine_args("").structured_outputs_config.backend == "guidance"
     given = '--structured-outputs-config \'{"backend": "xgrammar"}\''
     assert engine_args(given).structured_outputs_config.backend == "xgrammar"
+    given = "--structured-outputs-config '{\"enable_in_reasoning\": true}'"
+    assert engine_args(given).structured_outputs_config.backend == "guidance"
 
 
 def test_one_rank_on_a_cpu_computes_in_the_cores_process_unless_the_user_says_otherwise():
