@@ -5,7 +5,8 @@
     due = start + slack(priority) + due_factor * estimated prefill time
     start = arrival, or the tenant's virtual time when that is later (by `tenant_debt_s` at most)
 
-A request that comes back under a higher gen starts from its first arrival: its client has waited since then.
+A request that comes back under a higher gen starts from its first arrival, whoever came meanwhile: its client has
+waited since then.
 
 Shorter prompts go first, but a job of estimate x can only be overtaken by those that arrive within due_factor * x after
 it (priority and tenants aside): waiting is bounded. due_factor 0 is first come, first served.
