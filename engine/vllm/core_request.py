@@ -39,7 +39,21 @@ def new_core_request(
     except ValueError as error:
         raise Refusal("engine_error", error) from error
     try:
-        core_request = started.llm.input_processor.process_inputs(
+        core_request = _checked(started, request, token_ids, arguments)
+    except Refusal:
+        if has_format:  # is it to blame?
+            _checked(started, request, token_ids, arguments | {"structured_outputs": None})
+        raise
+    # No random suffix: our ids are unique already.
+    core_request.external_req_id = request.engine_request_id
+    return core_request
+
+
+def _checked(started: Started, request: EngineRequest, token_ids: list[int], arguments: dict[str, Any]) -> Any:
+    """By vLLM. Raises Refusal; where there is an output format, it is taken to be at fault."""
+    has_format = arguments.get("structured_outputs") is not None
+    try:
+        return started.llm.input_processor.process_inputs(
             request.engine_request_id,
             {"type": "token", "prompt_token_ids": token_ids},
             started.new_sampling_params(**arguments),
@@ -52,6 +66,3 @@ def new_core_request(
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # llguidance's
             raise
         raise Refusal("invalid_output_format" if has_format else "engine_error", error) from error
-    # No random suffix: our ids are unique already.
-    core_request.external_req_id = request.engine_request_id
-    return core_request

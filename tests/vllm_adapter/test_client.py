@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from connector.params import params_from_ticket
 from engine.base import EngineError, LoadKv, PrefillOnly, PushKv, ReceiveKv, StepOutputs
 from engine.vllm.client import VllmEngine
-from pdq.wire.types import Capability, FormatKind, OutputFormat, unpack_ids
+from pdq.wire.types import unpack_ids
 from tests.vllm_adapter.core_outputs import SOURCE, TICKET, output, request, step
 from tests.vllm_adapter.fake_llm import FakeLlm, FakeProcesses, engine_over, first_step, next_step
 
 ID = "r1:1:2"
-
-
-@pytest.fixture
-def llm() -> FakeLlm:
-    return FakeLlm()
-
-
-@pytest.fixture
-async def engine(llm: FakeLlm) -> AsyncIterator[VllmEngine]:
-    started = engine_over(FakeProcesses(llm))
-    await started.start()
-    llm.requests.clear()
-    yield started
-    await started.stop()
 
 
 async def test_prompt_and_generated_ids_go_to_vllm_as_one_prompt_under_our_id(engine, llm):
@@ -131,33 +116,6 @@ async def test_what_vllm_can_not_serve_is_an_error_output_and_nothing_stays(engi
     assert named in said.outputs[0].error
     assert said.released == (ID,)
     assert llm.requests == []
-
-
-@pytest.mark.parametrize(("regex", "why"), [("(a", "Grammar error: unclosed group"), ("panic", "explicit panic")])
-async def test_an_output_format_that_vllm_refuses_is_the_requests_fault(engine, llm, regex, why):
-    await engine.submit(request(LoadKv(ticket=TICKET), output_format=OutputFormat(kind=FormatKind.REGEX, text=regex)))
-
-    said = await next_step(engine)
-
-    assert said.outputs[0].error == f"invalid_output_format: {why}"
-    assert said.released == (ID,)
-    assert llm.requests == []
-    assert [rejected["pdq_transfer_id"] for rejected in llm.rejected] == ["r1"], "P's blocks wait for nobody"
-
-
-async def test_an_engine_without_a_tokenizer_takes_no_output_format_but_prefills_for_one(llm):
-    engine = engine_over(FakeProcesses(llm, capabilities=(Capability.LOGPROBS,)))
-    await engine.start()
-    wanted = OutputFormat(kind=FormatKind.JSON_OBJECT)
-    await engine.submit(request(output_format=wanted))
-
-    said = await next_step(engine)
-    await engine.submit(request(PrefillOnly(), name="r2", output_format=wanted))
-    await engine.stop()
-
-    assert said.outputs[0].error is not None
-    assert said.outputs[0].error.startswith("unsupported: ")
-    assert [sent.request_id for sent in llm.requests[1:]] == ["r2:1:2"]
 
 
 async def test_a_load_that_is_refused_lets_the_prefills_blocks_go(engine, llm):

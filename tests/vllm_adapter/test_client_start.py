@@ -8,12 +8,7 @@ import pytest
 
 from engine.base import EngineError
 from pdq.wire.types import Capability
-from tests.vllm_adapter.fake_llm import FakeLlm, FakeProcesses, engine_over
-
-
-@pytest.fixture
-def llm() -> FakeLlm:
-    return FakeLlm()
+from tests.vllm_adapter.fake_llm import FakeProcesses, engine_over
 
 
 async def test_what_is_known_after_the_start(llm):
