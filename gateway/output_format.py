@@ -11,9 +11,12 @@ import sys
 from collections import OrderedDict
 from typing import Any, Final
 
+import structlog
+
 from gateway.errors import GatewayError
 from pdq.wire.types import FormatKind, OutputFormat
 
+log = structlog.get_logger(__name__)
 _DETAIL_CHARS: Final = 500
 _MAX_CHARS: Final = 64 * 1024
 """A decode worker compiles it in its event loop, a second at most for this."""
@@ -70,13 +73,16 @@ class FormatChecks:
 
 
 async def _compile(wanted: OutputFormat) -> str:
-    """What is wrong; empty when all is well. Raises GatewayError when this machine has no time for it."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway.format_compiler"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    """What is wrong; empty when all is well. Raises GatewayError when it can't be found out here."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway.format_compiler"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise _no_compiler(str(error)) from error
     try:
         async with asyncio.timeout(_PATIENCE_S):
             sent = json.dumps({"kind": wanted.kind.value, "text": wanted.text}).encode()
@@ -88,8 +94,15 @@ async def _compile(wanted: OutputFormat) -> str:
             process.kill()
             await process.wait()
     if process.returncode:
+        if process.returncode > 0:  # by itself: not what a format can do to it
+            raise _no_compiler(f"exit status {process.returncode}")
         return "it needs more time, memory or depth than a format may"
     return problem.decode(errors="replace")
+
+
+def _no_compiler(why: str) -> GatewayError:
+    log.error("format_compiler_failed", reason=why, advice="see what `python -m gateway.format_compiler` says")
+    return GatewayError("internal_error", f"the compiler of output formats doesn't run on this gateway: {why}")
 
 
 def _of_response_format(given: dict[str, Any]) -> OutputFormat | None:

@@ -93,5 +93,17 @@ async def test_a_good_format_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -
 
     await checks.check(JSON, field="x")
 
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(GatewayError):
         await checks.check(OutputFormat(kind=FormatKind.REGEX, text="a"), field="x")
+
+
+@pytest.mark.parametrize(("python", "why"), [("/nothing/here", "No such file"), ("/bin/false", "exit status 1")])
+async def test_a_compiler_that_does_not_run_is_not_the_clients_fault(
+    monkeypatch: pytest.MonkeyPatch, python: str, why: str
+) -> None:
+    monkeypatch.setattr("sys.executable", python)
+
+    with pytest.raises(GatewayError, match=why) as caught:
+        await FormatChecks().check(JSON, field="x")
+
+    assert caught.value.status == 500
