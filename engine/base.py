@@ -126,8 +126,6 @@ class EngineInfo:
     """Where this engine's side channel listens; named in Reserve."""
     fingerprint: str
     """Readable `key=value` pairs of all that must be equal on P and D."""
-    resume_exact: bool
-    """Continuing from generated ids gives what an undisturbed run would have given."""
     capabilities: tuple[Capability, ...]
 
 

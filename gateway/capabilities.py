@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker.base import WorkerRecord
 from broker.membership import RegistryView
 from gateway.errors import GatewayError
 from pdq.wire.types import Capability, SamplingParams
@@ -12,6 +13,7 @@ _ROLE_OF: Final = {
     Capability.LOGPROBS: "decode",
     Capability.PROMPT_LOGPROBS: "prefill",
     Capability.STRUCTURED_OUTPUTS: "decode",
+    Capability.RESUME_EXACT: "decode",
 }
 """Who must have it: D samples each token that a client sees, P alone sees the prompt's logits."""
 _BEFORE_THERE_WERE_ANY: Final = "logprobs prompt_logprobs"
@@ -31,10 +33,19 @@ def check_capabilities(sampling: SamplingParams, view: RegistryView, *, field: s
     for capability, (param, value) in wanted.items():
         if value is None:
             continue
-        role = _ROLE_OF[capability]
-        for worker in view.of_role(role):
-            if worker.state == "ready" and capability not in (worker.capabilities or _BEFORE_THERE_WERE_ANY).split():
-                message = (
-                    f"{param} is not supported: the engine of {role} worker {worker.worker_id} has no {capability}"
-                )
-                raise GatewayError("unsupported", message, param=param)
+        if worker := _without(capability, view):
+            message = (
+                f"{param} is not supported: the engine of {worker.role} worker {worker.worker_id} has no {capability}"
+            )
+            raise GatewayError("unsupported", message, param=param)
+
+
+def can_resume_exactly(view: RegistryView) -> bool:
+    return _without(Capability.RESUME_EXACT, view) is None
+
+
+def _without(capability: Capability, view: RegistryView) -> WorkerRecord | None:
+    for worker in view.of_role(_ROLE_OF[capability]):
+        if worker.state == "ready" and capability not in (worker.capabilities or _BEFORE_THERE_WERE_ANY).split():
+            return worker
+    return None

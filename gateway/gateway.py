@@ -16,7 +16,6 @@ from gateway.api import Api
 from gateway.app import create_app
 from gateway.cancels import Cancels
 from gateway.context_limit import ContextLimit
-from gateway.endpoints import Endpoints
 from gateway.estimates import PrefillEstimates
 from gateway.http_server import HttpServer
 from gateway.hub import Hub
@@ -69,9 +68,7 @@ class Gateway:
         self._receiver = DeltaReceiver(delta_settings)
         self._view = RegistryView()
         cancels = Cancels(peers, self._background, metrics)
-        self._hub = Hub(
-            settings, receiver=self._receiver, cancels=cancels, metrics=metrics, endpoints=Endpoints(self._view)
-        )
+        self._hub = Hub(settings, receiver=self._receiver, cancels=cancels, metrics=metrics, view=self._view)
         self._hub.connect(
             QueueSide(
                 queue,

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from broker.links import DeltaReceiver, NoticeReply
+from broker.membership import RegistryView
 from broker.messages import Ack, Admit, Deltas, Failed, Go, Gone, Notice, PromptLogprobs
 from gateway.cancels import ANY_ATTEMPT, Cancels
 from gateway.commands import Command, Emit, Enqueue, Fail, Finish, QueueCancel, Refuse, SendCancel
@@ -41,14 +42,15 @@ class Hub:
         receiver: DeltaReceiver,
         cancels: Cancels,
         metrics: GatewayMetrics,
-        endpoints: Endpoints,
+        view: RegistryView,
     ) -> None:
         """Call `connect` before the first request."""
         self._settings = settings
         self._receiver = receiver
         self._cancels = cancels
         self._metrics = metrics
-        self._endpoints = endpoints
+        self._view = view
+        self._endpoints = Endpoints(view)
         self._queue: QueueSide | None = None
         self._exchanges: dict[str, Exchange] = {}
         self._waiting: set[str] = set()
@@ -234,7 +236,7 @@ class Hub:
         """Carries out a session's commands, in order. `reason`: why it moves on to its next gen, if it does."""
         assert self._queue is not None
         if reason and any(isinstance(command, Enqueue) for command in commands):
-            note_migration(exchange, reason, self._metrics)
+            note_migration(exchange, reason, self._metrics, self._view)
         for command in commands:
             match command:
                 case Emit():

@@ -74,7 +74,7 @@ class GatewayMetrics:
         self.migrations = Counter(
             "pdq_migrations", "Requests enqueued again, by cause", ["reason", "resume"], registry=registry
         )
-        """Resume: `fresh` (no token yet), `exact`, `approximate` (penalties or a seed went on from the tokens)."""
+        """Resume: `fresh` (no token yet), `exact`, `approximate` (see `migration.resume_kind`)."""
         self.deadlines = Counter("pdq_deadlines", "Requests that ran out of time", ["phase"], registry=registry)
         """Phases: `enqueueing`, `queued`, `admitted` (no token yet), `streaming`."""
         self.cancels = Counter("pdq_cancels", "Attempts told to stop, by cause", ["reason"], registry=registry)

@@ -17,7 +17,7 @@ from engine.embedded.messages import Launch
 from engine.embedded.runner import Runner, RunnerError
 from engine.embedded.settings import EngineSettings
 from engine.embedded.thread_wait import sleep_while_waiting
-from pdq.wire.types import Capability, KvSource
+from pdq.wire.types import KvSource
 
 Report = Callable[[str], None]
 """Told what is being done, for start-ups that take long."""
@@ -105,8 +105,7 @@ def boot(
             block_size=settings.block_size,
         ),
         fingerprint=fingerprint,
-        resume_exact=runner.resume_exact,
-        capabilities=(Capability.LOGPROBS, Capability.PROMPT_LOGPROBS),
+        capabilities=runner.capabilities,
     )
     return core, info
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from connector.layout import KvRegion
-from pdq.wire.types import SamplingParams, TokenLogprob
+from pdq.wire.types import Capability, SamplingParams, TokenLogprob
 
 LayerHook = Callable[[int], None]
 """Called with the layer's index, 0 .. num_layers - 1."""
@@ -87,9 +87,7 @@ class Runner(Protocol):
     def num_layers(self) -> int: ...
 
     @property
-    def resume_exact(self) -> bool:
-        """A request continued from generated ids gives the same tokens as one that was never interrupted."""
-        ...
+    def capabilities(self) -> tuple[Capability, ...]: ...
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one KV block over all layers; turns `kv_cache_bytes` into a number of blocks."""

@@ -25,6 +25,7 @@ from engine.embedded.settings import EngineSettings
 from engine.embedded.sim_chain import Chain
 from engine.embedded.sim_echo import EOS, VOCAB_SIZE, Directives, Echo, fake_logprob, read_directives
 from engine.embedded.sim_memory import SimMemory
+from pdq.wire.types import Capability
 
 CRASH_EXIT_CODE: Final = 99
 _log = structlog.get_logger(__name__)
@@ -77,8 +78,8 @@ class SimRunner:
         return self._settings.sim_layers
 
     @property
-    def resume_exact(self) -> bool:
-        return True
+    def capabilities(self) -> tuple[Capability, ...]:
+        return (Capability.LOGPROBS, Capability.PROMPT_LOGPROBS, Capability.RESUME_EXACT)
 
     def block_bytes(self, block_size: int) -> int:
         return block_size * self._settings.sim_kv_bytes_per_token

@@ -21,7 +21,7 @@ from engine.embedded.sampling import Sampler
 from engine.embedded.step_plan import Geometry, StepPlan, plan_step
 from engine.embedded.torch_model import DTYPES, load_model, read_facts
 from engine.embedded.weights_digest import weights_digest
-from pdq.wire.types import TokenLogprob
+from pdq.wire.types import Capability, TokenLogprob
 
 _LAYOUTS: Final = {False: "block.layer.kv.head.slot.dim", True: "layer.block.kv.head.slot.dim"}
 """By `is_layer_major`."""
@@ -80,8 +80,9 @@ class TorchRunner:
         return self._facts.layers
 
     @property
-    def resume_exact(self) -> bool:
-        return self._dtype_name == "float32"
+    def capabilities(self) -> tuple[Capability, ...]:
+        found = (Capability.LOGPROBS, Capability.PROMPT_LOGPROBS)
+        return (*found, Capability.RESUME_EXACT) if self._dtype_name == "float32" else found
 
     def block_bytes(self, block_size: int) -> int:
         num_bytes: int = self._shape(block_size).block_elements * self._dtype.itemsize

@@ -270,7 +270,5 @@ class VllmEngine:
                 block_size=started.block_size,
             ),
             fingerprint=" ".join(f"{key}={value}" for key, value in sorted(pairs.items())),
-            # vLLM counts presence and frequency penalties over its own output only, and starts a seed anew.
-            resume_exact=started.is_exact,
             capabilities=started.capabilities,
         )

@@ -69,8 +69,6 @@ class Started:
     eos_token_ids: frozenset[int]
     capabilities: tuple[Capability, ...]
     fingerprint: str
-    is_exact: bool
-    """Results don't depend on what else is in a batch, as far as is known: float32 on a CPU."""
 
 
 def launch(plan: Plan, report: Callable[[str], None], check: Callable[[], None]) -> Started:
@@ -208,16 +206,21 @@ def _started(llm: Any, new_sampling_params: Callable[..., Any], *, is_cpu: bool)
         max_model_len=min(model.max_model_len, total_blocks * cache.block_size),
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_token_ids(model),
-        capabilities=_capabilities(has_tokenizer=not model.skip_tokenizer_init),
+        capabilities=_capabilities(
+            has_tokenizer=not model.skip_tokenizer_init,
+            is_exact=is_cpu and str(model.dtype) == "torch.float32",
+        ),
         fingerprint=fingerprint_of(config),
-        is_exact=is_cpu and str(model.dtype) == "torch.float32",
     )
 
 
-def _capabilities(*, has_tokenizer: bool) -> tuple[Capability, ...]:
-    """vLLM compiles an output format for its tokenizer."""
-    found = (Capability.LOGPROBS, Capability.PROMPT_LOGPROBS)
-    return (*found, Capability.STRUCTURED_OUTPUTS) if has_tokenizer else found
+def _capabilities(*, has_tokenizer: bool, is_exact: bool) -> tuple[Capability, ...]:
+    """vLLM compiles an output format for its tokenizer. `is_exact`: results don't depend on what else is in a batch, as
+    far as is known."""
+    found = [Capability.LOGPROBS, Capability.PROMPT_LOGPROBS]
+    found += [Capability.STRUCTURED_OUTPUTS] if has_tokenizer else []
+    found += [Capability.RESUME_EXACT] if is_exact else []
+    return tuple(found)
 
 
 def _eos_token_ids(model_config: Any) -> frozenset[int]:

@@ -54,6 +54,8 @@ class Capability(StrEnum):
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     STRUCTURED_OUTPUTS = "structured_outputs"
+    RESUME_EXACT = "resume_exact"
+    """Continuing from generated ids gives what an undisturbed run would have given."""
 
 
 class FormatKind(StrEnum):

@@ -6,7 +6,7 @@ import pytest
 
 from broker.base import WorkerRecord
 from broker.membership import RegistryView
-from gateway.capabilities import check_capabilities
+from gateway.capabilities import can_resume_exactly, check_capabilities
 from gateway.errors import GatewayError
 from pdq.wire.types import FormatKind, OutputFormat, SamplingParams
 
@@ -71,3 +71,12 @@ def test_a_worker_of_a_former_version_says_nothing_and_would_ignore_a_format() -
 
 def test_what_was_not_asked_for_nobody_needs_to_be_able_to() -> None:
     check(SamplingParams(max_tokens=1), worker("decode", "else"), worker("prefill", "else"))
+
+
+def test_one_engine_that_rounds_otherwise_makes_every_resumption_approximate() -> None:
+    view = RegistryView()
+    view.workers = (worker("decode", f"{ALL} resume_exact"), worker("prefill", ALL))
+    assert can_resume_exactly(view)
+
+    view.workers = (*view.workers, worker("decode", ALL))
+    assert not can_resume_exactly(view)

@@ -5,6 +5,7 @@ The first worker fails after a number of tokens, the next one goes on from what 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.settings import GatewaySettings
-from tests.gateway.conftest import World, world
+from tests.gateway.conftest import World, eventually, world
 from tests.gateway.echo_pipeline import Script
 
 MAX_TOKENS = 12
@@ -146,3 +147,35 @@ async def test_an_answer_that_meets_a_worker_with_a_shorter_context_goes_on_at_a
 
     assert answer["text"] == ("hello" * 3)[:MAX_TOKENS]
     assert (answer["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "resume"),
+    [
+        ({}, "exact"),
+        ({"temperature": 0, "seed": 7}, "exact"),
+        ({"temperature": 1, "seed": 7}, "approximate"),
+        ({"presence_penalty": 1}, "approximate"),
+    ],
+)
+async def test_whether_the_client_could_tell_is_counted(shared: World, fields: dict[str, Any], resume: str) -> None:
+    fails_after(shared, 2)
+    labels = {"reason": "engine_error", "resume": resume}
+    before = shared.metric("pdq_migrations_total", **labels)
+
+    await complete(shared, stream=True, **fields)
+
+    assert shared.metric("pdq_migrations_total", **labels) == before + 1
+
+
+async def test_engines_that_round_otherwise_each_time_are_counted_as_such() -> None:
+    async with world() as here:
+        record = dataclasses.replace(here.pipeline.record("decode"), worker_id="decode-bf16", capabilities="logprobs")
+        await here.registry.heartbeat(record)
+
+        async def has_said_so() -> bool:
+            fails_after(here, 2)
+            await complete(here, stream=False)
+            return here.metric("pdq_migrations_total", reason="engine_error", resume="approximate") > 0
+
+        await eventually(has_said_so)

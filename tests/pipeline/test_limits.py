@@ -58,7 +58,7 @@ async def test_what_no_engine_here_can_do_is_refused_before_it_is_queued(
         (record,) = [
             await pipeline.redis.hgetall(key) for key in await pipeline.redis.keys(pipeline.key("worker:decode-*"))
         ]
-        assert record[b"capabilities"] == b"logprobs prompt_logprobs"
+        assert record[b"capabilities"] == b"logprobs prompt_logprobs resume_exact"
 
 
 async def test_the_workers_own_limit_on_tokens_holds_at_the_gateway(tmp_path: Path, private_redis: RedisServer) -> None:

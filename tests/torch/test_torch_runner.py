@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.embedded.runner import Chunk, RunnerError
-from pdq.wire.types import SamplingParams
+from pdq.wire.types import Capability, SamplingParams
 from tests.torch.stepping import Blocks, generate, no_hook, step
 from tests.torch.tiny import save_tiny_model
 
@@ -177,7 +177,7 @@ def test_facts_come_from_the_model_s_configuration(tiny_dir, make_runner):
     assert runner.max_model_len == 512
     assert runner.vocab_size == 128
     assert runner.num_layers == 3
-    assert runner.resume_exact
+    assert Capability.RESUME_EXACT in runner.capabilities
     assert make_runner(tiny_dir, max_model_len=100).max_model_len == 100
 
 
@@ -193,7 +193,7 @@ def test_bfloat16_halves_the_kv_and_does_not_promise_exact_resumption(tiny_dir, 
     found = generate(runner, blocks, random_prompts(6), 4, concurrency=6, rng=random.Random(1))
 
     assert all(found)
-    assert not runner.resume_exact
+    assert Capability.RESUME_EXACT not in runner.capabilities
     assert runner.block_bytes(4) * 2 == make_runner(tiny_dir).block_bytes(4)
 
 

@@ -122,7 +122,6 @@ class FakeProcesses:
             eos_token_ids=frozenset({2}),
             capabilities=self._capabilities,
             fingerprint="block_size=32 vllm=0.32.0",
-            is_exact=True,
         )
 
     async def stop(self) -> None:

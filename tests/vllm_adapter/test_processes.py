@@ -50,7 +50,6 @@ def started(llm: Llm) -> Started:
         eos_token_ids=frozenset(),
         capabilities=(),
         fingerprint="",
-        is_exact=False,
     )
 
 

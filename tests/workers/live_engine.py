@@ -28,7 +28,6 @@ INFO = EngineInfo(
     max_model_len=1600,
     kv_source=SOURCE,
     fingerprint="f=1",
-    resume_exact=True,
     capabilities=(Capability.LOGPROBS, Capability.PROMPT_LOGPROBS),
 )
 
