@@ -54,10 +54,9 @@ def main(argv: Sequence[str]) -> int:
         table = RedisScale(store.calls, await store.model(), RegistrySettings())
         if not asked:
             return _show(await table.rows())
-        row = await _row(table, store, settings.host)
-        wish = await _ask(table, row, asked)
-        print(f"{row.name}: asked for {wish} (was {row.wish})", flush=True)
-        return await _until_reached(table, row, wish, settings.wait_limit_s) if settings.wait else 0
+        before, wish = await _ask(table, await _row(table, store, settings.host), asked)
+        print(f"{before.name}: asked for {wish} (was {before.wish})", flush=True)
+        return await _until_reached(table, before, wish, settings.wait_limit_s) if settings.wait else 0
 
     return run_with_store("pdq scale", loaded, settings.store, scale)
 
@@ -98,7 +97,8 @@ async def _row(table: RedisScale, store: Store, host: str | None) -> ScaleRow:
     )
 
 
-async def _ask(table: RedisScale, row: ScaleRow, asked: Mapping[str, int]) -> Wish:
+async def _ask(table: RedisScale, row: ScaleRow, asked: Mapping[str, int]) -> tuple[ScaleRow, Wish]:
+    """The row as it was then, and what was asked of it."""
     for _ in range(_TRIES):
         try:
             wish = dataclasses.replace(row.wish, **asked)
@@ -108,7 +108,7 @@ async def _ask(table: RedisScale, row: ScaleRow, asked: Mapping[str, int]) -> Wi
         if in_force is None:
             raise CommandFailed(f"{row.name} is gone", 2)
         if in_force == wish:
-            return wish
+            return row, wish
         row = dataclasses.replace(row, wish=in_force)  # somebody was faster: his number of the other role stays
     raise CommandFailed("others ask for other numbers all the time")
 

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from broker.redis_scale import UpState, Wish
+from broker.redis_scale import RedisScale, ScaleRow, UpState, Wish
 from tests.cli.conftest import LIMIT_S
 from tests.cli.operators import ROW, Field, field_of, worker
 from tests.servers import RedisServer
@@ -93,6 +93,34 @@ async def test_a_row_that_is_missing_for_a_while_is_waited_for_and_asked_again(
         code = await command
 
     assert (asked_again, code) == (wish, 0)
+
+
+async def test_a_row_that_comes_back_with_what_another_asked_just_before_is_asked_again(
+    private_redis: RedisServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, others = RedisScale.ask, Wish(prefill=1, decode=4)
+
+    async def ask_a_moment_later(table: RedisScale, row: ScaleRow, wish: Wish) -> Wish | None:
+        monkeypatch.setattr(RedisScale, "ask", ask)
+        await ask(table, row, others)
+        return await ask(table, row, wish)
+
+    monkeypatch.setattr(RedisScale, "ask", ask_a_moment_later)
+    async with field_of(private_redis, state=STATE) as field:
+        command = asyncio.create_task(field.run("scale", "prefill=2"))
+        said = await printed_until(capsys, "asked for")
+        await silence(field)
+        await printed_until(capsys, f"no word of {ROW}")
+        field.wish = others
+        field.state = STATE
+        async with asyncio.timeout(LIMIT_S):
+            while field.wish == others and not command.done():  # noqa: ASYNC110 - asked by another thread
+                await asyncio.sleep(0.01)
+        field.state = dataclasses.replace(STATE, wish=str(field.wish), prefill=2, decode=4)
+        code = await command
+
+    assert "asked for prefill=2 decode=4 (was prefill=1 decode=4)" in said
+    assert (field.wish, code) == (Wish(prefill=2, decode=4), 0)
 
 
 async def test_a_pdq_up_that_stays_silent_is_gone(
