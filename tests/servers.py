@@ -6,7 +6,9 @@ A missing server skips the test on a developer's machine and fails it in CI.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,9 +20,37 @@ from pathlib import Path
 
 import pytest
 
-from pdq.runtime.ports import free_port
-
 START_LIMIT_S = 60.0
+_PORTS = range(5_000, 15_000)
+"""pdq itself chooses above 20,000, Mooncake from 15,000 to 17,000."""
+_PER_PROCESS = 2_500
+
+
+def _ports_of_this_process() -> Iterator[int]:
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = _PORTS[number * _PER_PROCESS :][:_PER_PROCESS] or _PORTS
+    start = random.randrange(len(ports))  # another run may be under way
+    return itertools.cycle([*ports[start:], *ports[:start]])
+
+
+_ports = _ports_of_this_process()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row. None is given twice (but for thousands later), nor to another test
+    process of this run: whoever has it may take it when it likes."""
+    while True:
+        ports = [next(_ports) for _ in range(count)]
+        if ports[-1] - ports[0] != count - 1:  # past the end
+            continue
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return ports[0]
+
+
+def free_port() -> int:
+    return free_ports(1)
 
 
 class RedisServer:
@@ -74,16 +104,6 @@ class RedisServer:
                 return connection.recv(64)
         except OSError:
             return b""
-
-
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    while True:
-        first = free_port()
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
 
 
 def redis_binary() -> str:

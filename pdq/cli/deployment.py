@@ -64,12 +64,13 @@ class Deployment:
         """In order of start; those that scaling let go are no longer here."""
         return self._fleet.children
 
+    @property
+    def _http_ports(self) -> range:
+        return range(self.settings.http_port, self.settings.http_port + self.settings.gateways)
+
     async def __aenter__(self) -> Deployment:
         settings = self.settings
-        check_ports(
-            FixedPort(host=settings.http_host, port=settings.http_port + n, setting="--http-port")
-            for n in range(settings.gateways)
-        )
+        check_ports(FixedPort(host=settings.http_host, port=port, setting="--http-port") for port in self._http_ports)
         self.folder.__enter__()
         try:
             if not self.redis_url:
@@ -87,10 +88,7 @@ class Deployment:
 
     async def wait_until_ready(self) -> None:
         """Until every gateway answers GET /ready with 200; no time limit. Raises StartupError as `wait_failed`."""
-        urls = [
-            self.settings.url.rpartition(":")[0] + f":{self.settings.http_port + n}"
-            for n in range(self.settings.gateways)
-        ]
+        urls = [self.settings.url.rpartition(":")[0] + f":{port}" for port in self._http_ports]
         failed = asyncio.create_task(self.wait_failed())
         try:
             for url in urls:
@@ -112,7 +110,7 @@ class Deployment:
     async def _start_redis(self) -> None:
         if self.settings.fresh:
             shutil.rmtree(self.folder.redis_dir, ignore_errors=True)
-        port = free_port()
+        port = free_port(besides=self._http_ports)  # not in use yet
         self._fleet.start("redis", server_command(self.folder.redis_dir, port), is_vital=True)
         self.redis_url = f"redis://127.0.0.1:{port}/0"
         serving = asyncio.create_task(wait_until_serving(port, _REDIS_START_S))

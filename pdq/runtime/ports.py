@@ -9,7 +9,7 @@ import contextlib
 import errno
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,10 +91,12 @@ def holder_of(port: int) -> str:
     return "a process that this user can't see"
 
 
-def free_port() -> int:
-    """A TCP port of loopback that was free a moment ago, for a server that pdq starts itself."""
+def free_port(*, besides: Collection[int] = ()) -> int:
+    """A TCP port of loopback that was free a moment ago, for a server that pdq starts itself. Not one of `besides`."""
     while True:
         port = secrets.choice(_OWN)
+        if port in besides:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import structlog
 
-from pdq.runtime.ports import free_port
+from tests.servers import free_port
 
 LIMIT_S = 90
 """Of what takes the start of several processes, one after the other."""

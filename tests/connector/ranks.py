@@ -6,7 +6,6 @@ What a block holds is a function of (request, block, layer, head), so each rank'
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 import zlib
@@ -24,6 +23,7 @@ from connector.worker_half import WorkerHalf
 from pdq.wire.types import KvSource
 from tests.connector.faulty import FaultyTransport
 from tests.connector.worlds import BLOCK_SIZE, FIRST, PATIENT, Memory
+from tests.servers import free_ports
 
 CELL = 64
 LAYERS = 3
@@ -241,19 +241,3 @@ class Ranks:
         self.scheduler.shutdown()
         for worker in self.workers:
             worker.shutdown()
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that are free now, below the ephemeral ones."""
-    while True:
-        base = random.randrange(20_000, 32_000)
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", base + offset))
-            return base
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()

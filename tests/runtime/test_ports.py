@@ -6,6 +6,7 @@ import socket
 import pytest
 from prometheus_client import Counter
 
+from pdq.runtime import ports
 from pdq.runtime.errors import PortTaken
 from pdq.runtime.metrics import MetricsListener, new_registry
 from pdq.runtime.ports import FixedPort, check_port, check_ports
@@ -37,6 +38,13 @@ def test_a_free_port_can_still_be_bound_after_the_check() -> None:
 
     with socket.socket() as again:
         again.bind(("127.0.0.1", port))
+
+
+def test_a_free_port_is_none_of_those_that_somebody_is_about_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_OWN", [free_port(), free_port()])
+    first, second = ports._OWN
+
+    assert {ports.free_port(besides=range(first, first + 1)) for _ in range(20)} == {second}
 
 
 def test_a_port_that_two_settings_of_one_process_want_is_named_with_both() -> None:
