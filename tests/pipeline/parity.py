@@ -9,9 +9,11 @@ from tests.pipeline.harness import Pipeline
 from tests.torch.parity import parity_prompts, reference_generate
 
 
-async def check_parity(pipeline: Pipeline, model_dir: Path, *, num_prompts: int, max_tokens: int) -> None:
+async def check_parity(
+    pipeline: Pipeline, model_dir: Path, *, num_prompts: int, max_tokens: int, long_tokens: int
+) -> None:
     """One at a time, then 16 at once. Raises AssertionError naming the prompts that differ."""
-    prompts = parity_prompts(model_dir, num_prompts)
+    prompts = parity_prompts(model_dir, num_prompts, long_tokens=long_tokens)
     expected = await asyncio.to_thread(reference_generate, model_dir, prompts, max_tokens)
     one_by_one = [await generate(pipeline, prompt, max_tokens) for prompt in prompts]
     compare("one at a time", prompts, expected, one_by_one)

@@ -17,10 +17,10 @@ from tests.servers import RedisServer
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("num_prompts", "max_tokens"),
+    ("num_prompts", "max_tokens", "long_tokens"),
     [
-        pytest.param(12, 8, marks=pytest.mark.timeout(600)),  # a limit on the function itself would win over both
-        pytest.param(60, 32, marks=[pytest.mark.long, pytest.mark.timeout(2400)]),
+        pytest.param(12, 8, 1000, marks=pytest.mark.timeout(600)),  # a limit on the function itself would win over both
+        pytest.param(60, 32, 3000, marks=[pytest.mark.long, pytest.mark.timeout(2400)]),
     ],
 )
 @pytest.mark.parametrize("mode", ["pull", "push", "local"])
@@ -30,6 +30,7 @@ async def test_greedy_answers_equal_those_of_generate(
     mode: Literal["pull", "push", "local"],
     num_prompts: int,
     max_tokens: int,
+    long_tokens: int,
 ) -> None:
     model_dir = prepare_model("smollm2-135m", default_cache_dir())
     model = ModelSettings(model="smollm2-135m")
@@ -43,7 +44,7 @@ async def test_greedy_answers_equal_those_of_generate(
         model=model,
         timeout_s=300,
     ) as pipeline:
-        await check_parity(pipeline, model_dir, num_prompts=num_prompts, max_tokens=max_tokens)
+        await check_parity(pipeline, model_dir, num_prompts=num_prompts, max_tokens=max_tokens, long_tokens=long_tokens)
 
         await pipeline.quiet()
         workers = (await pipeline.workers()).values()

@@ -11,17 +11,20 @@ from tests.torch.stepping import Blocks, generate
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-MAX_TOKENS = 12
 
-
+@pytest.mark.parametrize(
+    ("num_prompts", "max_tokens", "long_tokens"), [(16, 8, 1000), pytest.param(24, 12, 3000, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_greedy_tokens_equal_transformers_generate(concurrency, model_dir, make_runner):
-    prompts = parity_prompts(model_dir, 24)
-    expected = reference_generate(model_dir, prompts, MAX_TOKENS)
+def test_greedy_tokens_equal_transformers_generate(
+    concurrency, num_prompts, max_tokens, long_tokens, model_dir, make_runner
+):
+    prompts = parity_prompts(model_dir, num_prompts, long_tokens=long_tokens)
+    expected = reference_generate(model_dir, prompts, max_tokens)
     runner = make_runner(model_dir, num_blocks=800, block_size=16)
 
     blocks = Blocks(800, 16, seed=concurrency)
-    found = generate(runner, blocks, prompts, MAX_TOKENS, concurrency=concurrency, rng=random.Random(concurrency))
+    found = generate(runner, blocks, prompts, max_tokens, concurrency=concurrency, rng=random.Random(concurrency))
 
     assert found == expected
 
