@@ -50,8 +50,8 @@ class Receptions:
         self._key_of: dict[str, TransferKey] = {}
         self._verdicts: dict[TransferKey, str] = {}
         self._tombstones: deque[tuple[float, TransferKey]] = deque()
-        self._parked: dict[tuple[TransferKey, int], tuple[Open, ReplyTo, float]] = {}
-        """Opens that came before their reception, or wait for a fence; until when."""
+        self._parked: dict[tuple[TransferKey, int], tuple[Open | PushFail, ReplyTo, float]] = {}
+        """What came before its reception, and Opens that wait for a fence; until when."""
         self._is_fencing = False
         self._actions: list[ReceiveAction] = []
 
@@ -98,6 +98,11 @@ class Receptions:
 
     def on_message(self, message: Open | PushDone | PushFail, reply: ReplyTo, now: float) -> None:
         incoming = self._incoming.get(message.key)
+        if incoming is None and message.key not in self._verdicts and not isinstance(message, PushDone):
+            # The scheduler half told P before this half heard of it: a matter of milliseconds. A PushDone comes so
+            # early only when nothing is written here.
+            self._parked[message.key, message.rank] = message, reply, now + self._settings.kv_answer_s
+            return
         leg = None if incoming is None else incoming.legs.get(message.rank)
         if incoming is not None and message.producer != incoming.receive.source.epoch:
             leg = None
@@ -188,10 +193,7 @@ class Receptions:
         def refuse(reason: str) -> None:
             reply(Gone(epoch=message.epoch, transfer_id=message.transfer_id, pair=message.pair, reason=reason))
 
-        if incoming is None and message.key not in self._verdicts:
-            # The scheduler half told P before this half heard of it: a matter of milliseconds.
-            self._parked[message.key, message.rank] = message, reply, now + self._settings.kv_answer_s
-        elif incoming is None:
+        if incoming is None:
             refuse(self._verdicts[message.key])
         elif leg is None or leg.state not in (RecvState.AWAITED, RecvState.OPEN):
             refuse(incoming.reason or f"rank {message.rank} of {message.producer} is not expected to write")

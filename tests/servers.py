@@ -45,7 +45,9 @@ def free_ports(count: int) -> int:
             continue
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
             for port in ports:
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                probe = probes.enter_context(socket.socket())
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
+                probe.bind(("127.0.0.1", port))
             return ports[0]
 
 

@@ -80,6 +80,19 @@ def test_a_reader_cancelled_before_anybody_could_write_is_safe_at_once():
     assert d.reports() == {"a": Outcome.CANCELLED}
 
 
+def test_a_failure_that_comes_before_its_reception_is_kept_for_it_and_acknowledged_then():
+    d = Rank()
+
+    d.fail("a", is_drained=True)
+    assert d.answers == []  # so P says it again, should the reception take its time
+    d.receive("a")
+
+    assert isinstance(d.answers.pop(), PushAck)
+    assert d.reports() == {"a": Outcome.FAILED}
+    d.fail("a", is_drained=True)
+    assert isinstance(d.answers.pop(), PushAck)
+
+
 def test_a_writer_that_does_not_answer_is_fenced_at_once_and_one_that_has_given_up_is_asked_to_stop():
     d = Rank()
     for name in ("dead", "gone"):
