@@ -54,6 +54,16 @@ class PushPair:
                 self.progress.wait(0.01)
         raise AssertionError(f"not reached: P {self.p.core.stats()}, D {self.d.core.stats()}")
 
+    def until_pushed(self, *names: str, limit_s: float = 40.0) -> None:
+        """Steps P alone until D has said that it has all of them."""
+        deadline = time.monotonic() + limit_s
+        while any(self.p.answers[name].num_released == 0 for name in names):
+            assert time.monotonic() < deadline, self.p.core.stats()
+            self.progress.clear()
+            self.p.step()
+            if not self.p.core.is_busy:
+                self.progress.wait(0.01)
+
     def receive(self, name: str, prompt, **options) -> None:
         self.d.submit(request(name, prompt, kv=ReceiveKv(source=self.p.info.kv_source), **options))
 
@@ -270,6 +280,8 @@ def test_d_preempted_after_a_push_computes_again(make):
     for name in ("a", "b"):
         pair.receive(name, TEXT[:30] + name)
         pair.push(name, TEXT[:30] + name)
+    pair.d.step()
+    pair.until_pushed("a", "b")  # before D steps again: they grow side by side
 
     pair.until(lambda: pair.is_answered("a", "b") and pair.is_settled())
 
