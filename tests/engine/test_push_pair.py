@@ -42,27 +42,18 @@ class PushPair:
             )
         )
 
-    def until(self, condition, limit_s: float = 40.0) -> None:
+    def until(self, condition, limit_s: float = 40.0, *, steps_d: bool = True) -> None:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             self.progress.clear()
             self.p.step()
-            self.d.step()
+            if steps_d:
+                self.d.step()
             if condition():
                 return
             if not (self.p.core.is_busy or self.d.core.is_busy):
                 self.progress.wait(0.01)
         raise AssertionError(f"not reached: P {self.p.core.stats()}, D {self.d.core.stats()}")
-
-    def until_pushed(self, *names: str, limit_s: float = 40.0) -> None:
-        """Steps P alone until D has said that it has all of them."""
-        deadline = time.monotonic() + limit_s
-        while any(self.p.answers[name].num_released == 0 for name in names):
-            assert time.monotonic() < deadline, self.p.core.stats()
-            self.progress.clear()
-            self.p.step()
-            if not self.p.core.is_busy:
-                self.progress.wait(0.01)
 
     def receive(self, name: str, prompt, **options) -> None:
         self.d.submit(request(name, prompt, kv=ReceiveKv(source=self.p.info.kv_source), **options))
@@ -281,8 +272,9 @@ def test_d_preempted_after_a_push_computes_again(make):
         pair.receive(name, TEXT[:30] + name)
         pair.push(name, TEXT[:30] + name)
     pair.d.step()
-    pair.until_pushed("a", "b")  # before D steps again: they grow side by side
+    pair.until(lambda: all(pair.p.answers[name].num_released for name in "ab"), steps_d=False)
 
+    # D has both: they grow side by side.
     pair.until(lambda: pair.is_answered("a", "b") and pair.is_settled())
 
     assert pair.d.core.scheduler.num_preemptions > 0
