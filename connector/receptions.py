@@ -215,9 +215,10 @@ class Receptions:
             )
 
     def _answer_parked(self, now: float) -> None:
-        for (key, _), (message, reply, _) in list(self._parked.items()):
-            if key in self._incoming or key in self._verdicts:
-                del self._parked[key, message.rank]
+        answered = [parked for parked in self._parked if parked[0] in self._incoming or parked[0] in self._verdicts]
+        for parked in answered:
+            if parked in self._parked:  # one that ends its reception has the others answered
+                message, reply, _ = self._parked.pop(parked)
                 self.on_message(message, reply, now)
 
     def _end(

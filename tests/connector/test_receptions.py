@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from connector.push_legs import FenceTransport, ReceiveReport
 from connector.receptions import Receptions
 from connector.side_channel import Answer, Hello, Open, Opened, PushAck, PushDone, PushFail
 from connector.step import Lost, Receive
 from connector.transfers import Outcome
+from pdq.wire.types import KvSource
 from tests.connector.simulated_push import PAIR, SETTINGS, SOURCE
 
 
 class Rank:
     """D's rank with a transport whose fences the test makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: KvSource = SOURCE) -> None:
+        self.source = source
         self.generation = 0
         self.answers: list[Answer] = []
         self.core = Receptions(
             SETTINGS,
-            hello=Hello(epoch="", consumer="d-1", rank=0, tp_size=1, fingerprint="a=1"),
+            hello=Hello(epoch="", consumer="d-1", rank=0, tp_size=1, fingerprint="a=1", num_kv_heads=2),
             transport_at=lambda: (f"d:{self.generation}", self.generation),
         )
 
     def receive(self, name: str) -> None:
-        receive = Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=SOURCE, num_tokens=16)
+        receive = Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=self.source, num_tokens=16)
         self.core.start(receive, 0.0)
 
     def open(self, name: str, broken_generation: int | None = None) -> None:
@@ -38,9 +42,15 @@ class Rank:
         )
         self.core.on_message(message, self.answers.append, 0.0)
 
-    def fail(self, name: str, *, is_drained: bool) -> None:
+    def fail(self, name: str, *, is_drained: bool, rank: int = 0) -> None:
         message = PushFail(
-            epoch="d-1", transfer_id=name, pair=PAIR, producer="p-1", rank=0, reason="status -1", is_drained=is_drained
+            epoch="d-1",
+            transfer_id=name,
+            pair=PAIR,
+            producer="p-1",
+            rank=rank,
+            reason="status -1",
+            is_drained=is_drained,
         )
         self.core.on_message(message, self.answers.append, 0.0)
 
@@ -91,6 +101,17 @@ def test_a_failure_that_comes_before_its_reception_is_kept_for_it_and_acknowledg
     assert d.reports() == {"a": Outcome.FAILED}
     d.fail("a", is_drained=True)
     assert isinstance(d.answers.pop(), PushAck)
+
+
+def test_failures_of_all_ranks_that_come_before_their_reception_end_it_once():
+    d = Rank(replace(SOURCE, tp_size=2))
+    for rank in range(2):
+        d.fail("a", is_drained=True, rank=rank)
+
+    d.receive("a")
+
+    assert [type(answer) for answer in d.answers] == [PushAck, PushAck]
+    assert d.reports() == {"a": Outcome.FAILED}
 
 
 def test_a_writer_that_does_not_answer_is_fenced_at_once_and_one_that_has_given_up_is_asked_to_stop():
