@@ -25,9 +25,9 @@ from connector.side_channel import (
     Reject,
     Request,
 )
-from connector.step import Push
+from connector.step import Push, Receive
 from connector.transfers import Outcome, TransferKey
-from pdq.wire.types import KvSource, Pair
+from pdq.wire.types import KvSource, Pair, pack_ids
 
 SETTINGS = ConnectorSettings(
     kv_lease_s=6.0, kv_hold_s=20.0, kv_wait_s=15.0, kv_push_wait_s=60.0, kv_answer_s=0.5, kv_answer_tries=4
@@ -155,6 +155,8 @@ class PushSimulation:
         self.is_fence_wanted = self.is_fence_done = False
         self.reported |= self.receivers.keys()
         self.receivers.clear()
+        self.unheard: list[Receive] = []
+        """What D's rank will hear with its next step."""
         self.d_free = list(range(D_BLOCKS))
         self.receptions = Receptions(
             SETTINGS, hello=self.hello(self.d_epoch), transport_at=lambda: (f"d:{self.generation}", self.generation)
@@ -164,6 +166,25 @@ class PushSimulation:
     @property
     def source(self) -> KvSource:
         return replace(SOURCE, epoch=self.p_epoch)
+
+    def key_of(self, number: int) -> TransferKey:
+        return self.keys.setdefault(number, TransferKey(transfer_id=f"t{number}", pair=Pair(gen=1, attempt=1)))
+
+    def ready_of(self, number: int, num_blocks: int, first_block: int, blocks: list[int]) -> RecvReady:
+        key = self.key_of(number)
+        return RecvReady(
+            epoch=self.p_epoch,
+            transfer_id=key.transfer_id,
+            pair=key.pair,
+            consumer=self.d_epoch,
+            host="d",
+            port=9,
+            tp_size=1,
+            block_size=16,
+            num_tokens=16 * num_blocks,
+            first_block=first_block,
+            block_ids=pack_ids(blocks),
+        )
 
     def hello(self, name: str) -> Hello:
         return Hello(epoch="", consumer=name, rank=0, tp_size=1, fingerprint="a=1")

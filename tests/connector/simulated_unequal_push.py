@@ -12,6 +12,7 @@ from connector.push_legs import FenceTransport, PushReport, ReceiveReport, Start
 from connector.pushes import Pushes
 from connector.receptions import Receptions
 from connector.side_channel import Answer, Cancel, Hello, Meta, RecvReady, Request
+from connector.step import Receive
 from connector.tp_plan import heads_of
 from connector.transfers import Outcome
 from pdq.wire.types import KvSource
@@ -101,6 +102,8 @@ class UnequalPushSimulation:
         self.prefills: dict[str, Prefill] = {}
         self.receivers: dict[str, Receiver] = {}
         self.seen: set[str] = set()
+        self.unheard: list[Receive] = []
+        """What D's ranks will hear with its next step."""
         self.network: list[Callable[[], None]] = []
         self.offers = Offers(SETTINGS, consumer="d-1")
         self.source = KvSource(engine_id="p", epoch="p-1", host="p", port=100, tp_size=self.prefill_tp, block_size=16)

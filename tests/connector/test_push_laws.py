@@ -8,10 +8,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from connector.side_channel import RecvReady
 from connector.step import Receive, Save, StopPush
 from connector.transfers import TransferKey
-from pdq.wire.types import Pair, pack_ids
+from pdq.wire.types import Pair
 from tests.connector.simulated_push import (
     D_BASE,
     D_BLOCKS,
@@ -49,9 +48,6 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         self.prefills[prefill.name] = prefill
         self.pushes.expect(prefill.push, self.now)
         self.settle()
-
-    def key_of(self, number: int) -> TransferKey:
-        return self.keys.setdefault(number, TransferKey(transfer_id=f"t{number}", pair=Pair(gen=1, attempt=1)))
 
     @rule(pick=st.integers(0, 99))
     def compute(self, pick: int) -> None:
@@ -111,9 +107,15 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
 
     # D's engine
 
-    @rule(pick=st.integers(0, 2), first_block=st.integers(0, 1), has_all=st.sampled_from([False, False, False, True]))
-    def receive(self, pick: int, first_block: int, has_all: bool = False) -> None:
-        """Of one of the last prefills, or of one that is yet to come. `has_all`: D's own cache has what it needs."""
+    @rule(
+        pick=st.integers(0, 2),
+        first_block=st.integers(0, 1),
+        has_all=st.sampled_from([False, False, False, True]),
+        is_late=st.sampled_from([False, False, True]),
+    )
+    def receive(self, pick: int, first_block: int, has_all: bool = False, is_late: bool = False) -> None:
+        """Of one of the last prefills, or of one that is yet to come. `has_all`: D's own cache has what it needs.
+        `is_late`: P hears of it before D's rank."""
         number = self.count + 1 - pick
         name = f"r{number}"
         known = self.prefills.get(name)
@@ -133,36 +135,29 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         self.receivers[name] = receiver
         key, ready = self.key_of(number), self.ready_of(number, num_blocks, first_block, receiver.blocks[first_block:])
         self.offers.start(name, self.source, ready, self.now, is_once=False)
-        self.receptions.start(
+        self.unheard.append(
             Receive(
                 engine_request_id=name,
                 transfer_id=key.transfer_id,
                 pair=key.pair,
                 source=self.source,
                 num_tokens=16 * num_blocks,
-            ),
-            self.now,
+            )
         )
+        if not is_late:
+            self.step_of_d()
         self.settle()
 
-    def ready_of(self, number: int, num_blocks: int, first_block: int, blocks: list[int]) -> RecvReady:
-        key = self.key_of(number)
-        return RecvReady(
-            epoch=self.p_epoch,
-            transfer_id=key.transfer_id,
-            pair=key.pair,
-            consumer=self.d_epoch,
-            host="d",
-            port=9,
-            tp_size=1,
-            block_size=16,
-            num_tokens=16 * num_blocks,
-            first_block=first_block,
-            block_ids=pack_ids(blocks),
-        )
+    @rule()
+    def step_of_d(self) -> None:
+        """D's rank hears of what its scheduler has told P."""
+        while self.unheard:
+            self.receptions.start(self.unheard.pop(0), self.now)
+        self.settle()
 
     @rule(pick=st.integers(0, 99))
     def cancel(self, pick: int) -> None:
+        self.step_of_d()
         if self.receivers:
             name = sorted(self.receivers)[pick % len(self.receivers)]
             self.offers.stop(name)
@@ -279,6 +274,7 @@ class Pushing(PushSimulation, RuleBasedStateMachine):
         """Whatever happened: when all is delivered and all deadlines are over, nothing is left."""
         for _ in range(400):
             self.now += 0.5
+            self.step_of_d()
             self.talk()
             self.compute(0)
             self.write()

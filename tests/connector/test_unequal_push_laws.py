@@ -84,9 +84,9 @@ class UnequalPush(UnequalPushSimulation, RuleBasedStateMachine):
 
     # D's engine
 
-    @rule(pick=st.integers(0, 2))
-    def receive(self, pick: int) -> None:
-        """Of one of the last prefills, or of one that is yet to come."""
+    @rule(pick=st.integers(0, 2), is_late=st.sampled_from([False, False, True]))
+    def receive(self, pick: int, is_late: bool = False) -> None:
+        """Of one of the last prefills, or of one that is yet to come. `is_late`: P hears of it before D's ranks."""
         number = self.count + 1 - pick
         name = f"r{number}"
         known = self.prefills.get(name)
@@ -109,21 +109,26 @@ class UnequalPush(UnequalPushSimulation, RuleBasedStateMachine):
             block_ids=pack_ids(receiver.blocks),
         )
         self.offers.start(name, self.source, ready, self.now, is_once=False)
-        for d in self.d:
-            d.receptions.start(
-                Receive(
-                    engine_request_id=name,
-                    transfer_id=name,
-                    pair=PAIR,
-                    source=self.source,
-                    num_tokens=16 * num_blocks,
-                ),
-                self.now,
-            )
+        num_tokens = 16 * num_blocks
+        self.unheard.append(
+            Receive(engine_request_id=name, transfer_id=name, pair=PAIR, source=self.source, num_tokens=num_tokens)
+        )
+        if not is_late:
+            self.step_of_d()
+        self.settle()
+
+    @rule()
+    def step_of_d(self) -> None:
+        """D's ranks hear of what its scheduler has told P."""
+        while self.unheard:
+            receive = self.unheard.pop(0)
+            for d in self.d:
+                d.receptions.start(receive, self.now)
         self.settle()
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
+        self.step_of_d()
         if self.receivers:
             name = sorted(self.receivers)[pick % len(self.receivers)]
             self.offers.stop(name)
@@ -224,6 +229,7 @@ class UnequalPush(UnequalPushSimulation, RuleBasedStateMachine):
             return
         for _ in range(400):
             self.now += 0.5
+            self.step_of_d()
             self.talk()
             self.compute(0)
             for rank in range(self.prefill_tp):
