@@ -19,7 +19,7 @@ from tests.servers import RedisServer
 @pytest.mark.parametrize(
     ("num_prompts", "max_tokens", "long_tokens"),
     [
-        pytest.param(12, 8, 1000, marks=pytest.mark.timeout(600)),  # a limit on the function itself would win over both
+        pytest.param(9, 6, 1000, marks=pytest.mark.timeout(600)),  # a limit on the function itself would win over both
         pytest.param(60, 32, 3000, marks=[pytest.mark.long, pytest.mark.timeout(2400)]),
     ],
 )

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "max_tokens", "long_tokens"), [(16, 8, 1000), pytest.param(24, 12, 3000, marks=pytest.mark.long)]
+    ("num_prompts", "max_tokens", "long_tokens"), [(16, 6, 1000), pytest.param(24, 12, 3000, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_greedy_tokens_equal_transformers_generate(
