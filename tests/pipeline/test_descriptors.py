@@ -66,9 +66,11 @@ async def one_cycle(pipeline: Pipeline, seed: int) -> None:
     ledger.all_right()
 
     async def away() -> str:
-        ready = [record for record in (await pipeline.workers()).values() if record["state"] == "ready"]
+        records = await pipeline.workers()  # those of the dead among them, for a while
+        ready = {int(worker_id.split("-")[2]) for worker_id, record in records.items() if record["state"] == "ready"}
         has_restarted = [pipeline.child(name).restarts for name in killed] == [count + 1 for count in restarts]
-        return "" if has_restarted and len(ready) == 5 else f"{len(ready)} are ready"
+        missing = [child.name for child in pipeline.deployment.children if child.pid not in ready]
+        return "" if has_restarted and not missing else f"not ready: {missing}"
 
     await eventually(away, limit_s=120, what="the killed ones, started again")
     await pipeline.quiet(limit_s=60)
