@@ -1,7 +1,7 @@
 """Workers on real vLLM are killed: every answer stays right, and no engine core dies of it. Each costs an engine start.
 
 The first decode worker gives requests back whose KV didn't come (policy `fail`), its successor computes their prompts
-itself (`recompute`).
+itself (`recompute`). The last file of this folder: it leaves no prefill worker, and a prompt would wait for one.
 """
 
 from __future__ import annotations
